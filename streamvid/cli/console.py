@@ -52,7 +52,7 @@ class ProgressBar:
         self.pause()
 
     def pause(self) -> None:
-        """Stop drawing, so that text can be printed. The next phase draws a new bar below the text."""
+        """Stop drawing, so that the caller can print text. The next phase draws a new bar below the text."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -125,7 +125,7 @@ def print_table(
 
 @dataclass(frozen=True)
 class _TableColumn:
-    """Column of a table. Its width is that of its widest cell, in terminal columns."""
+    """Column of a table. width: width of the widest cell, in terminal columns."""
 
     header: str
     cells: list[str]
@@ -145,14 +145,14 @@ def _are_numbers(cells: Sequence[object]) -> bool:
 
 
 def _width(text: str) -> int:
-    """Return the width of one line on a terminal. East Asian wide characters occupy two columns."""
+    """Return the width of a line in terminal columns. East Asian wide characters occupy two columns."""
     return len(text) + (0 if text.isascii() else sum(unicodedata.east_asian_width(char) in "WF" for char in text))
 
 
 def _parts(columns: list[_TableColumn], width: int) -> Iterator[list[_TableColumn]]:
     """Divide columns among tables that fit the width. Each table begins with the first column, which identifies rows.
 
-    Only the last column of a table may be wider than the remaining space. Its text is wrapped in that case.
+    Only the last column of a table may be wider than the remaining space. The text in this column is then wrapped.
     """
     part = columns[:1]
     for column in columns[1:]:
@@ -194,7 +194,7 @@ def size(num_bytes: int) -> str:
 def run_and_print(
     work: Callable[[ProgressBar], AnyReport], as_json: bool, print_text: Callable[[AnyReport], None]
 ) -> AnyReport:
-    """Call `work` with a progress bar, print its report as JSON or with `print_text`, and return the report."""
+    """Call `work` with a progress bar. Print its report as JSON or with `print_text`, and return the report."""
     with ProgressBar() as progress:
         report = work(progress)
     if as_json:

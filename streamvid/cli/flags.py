@@ -77,7 +77,10 @@ RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
 
 
 def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
-    """Return the click type for comma-separated values, parsed as `kind` if it is int or float, otherwise as text."""
+    """Return the click type for comma-separated values.
+
+    Each value is parsed as `kind` if `kind` is int or float; otherwise, the value is text.
+    """
     item = kind if kind in (int, float) else str
 
     def parse(text: str) -> tuple[Any, ...]:
@@ -136,7 +139,7 @@ def flags_of(
     exclude: Collection[str] = (),
     path: tuple[str, ...] = (),
 ) -> list[Flag]:
-    """Create a flag for every option that a dataclass and its nested dataclasses declare, in field order.
+    """Create flags for all options that a dataclass and its nested dataclasses declare, in the order of the fields.
 
     group: help heading for options that declare no group.
     prefix: prefix of each flag's name, as in --source-region.
@@ -158,7 +161,7 @@ def flags_of(
 
 
 def take(flags: Sequence[Flag], given: Values) -> Values:
-    """Remove the values of these flags from `given` and return them as nested mappings of fields."""
+    """Remove the values of these flags from `given`, and return the values as nested mappings of fields."""
     tree: Values = {}
     for flag in flags:
         value = given.pop(str(flag.name), None)
@@ -171,7 +174,9 @@ def take(flags: Sequence[Flag], given: Values) -> Values:
 
 
 def build(make: Callable[..., T], flags: Sequence[Flag], tree: Mapping[str, Any]) -> T:
-    """Build the options from the result of `take`. Errors contain the name of the flag instead of the field's name.
+    """Build options from the result of `take`.
+
+    Error messages contain the name of the flag instead of that of the field.
 
     make: the class of the options, or a function that returns them.
     """
@@ -186,7 +191,7 @@ def build(make: Callable[..., T], flags: Sequence[Flag], tree: Mapping[str, Any]
 
 
 def add_flags(flags: Sequence[Flag]) -> Callable[[Command], Command]:
-    """Decorate a command with these flags."""
+    """Return a decorator that adds these flags to a command."""
 
     def decorate(command: Command) -> Command:
         params = command.__dict__.setdefault("__click_params__", [])
@@ -199,7 +204,9 @@ def add_flags(flags: Sequence[Flag]) -> Callable[[Command], Command]:
 def option_flags(
     cls: type, into: str, *, group: str | None = None, exclude: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command with the flags of an option dataclass. The command receives the options as argument `into`."""
+    """Return a decorator that adds the flags of the dataclass `cls` to a command.
+
+    The command receives an instance of `cls` as the argument whose name is `into`."""
     flags = flags_of(cls, group=group, exclude=exclude)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,7 +245,7 @@ def _flag(
 
 
 def _attributes(field: dataclasses.Field[Any], info: OptionInfo, members: Sequence[Any]) -> dict[str, Any]:
-    """Return the click attributes that parse an option according to the type of its field."""
+    """Return the attributes of the click option for a field, which depend on the type of the field."""
     kinds = [member for member in members if member is not type(None)]
     origins = {typing.get_origin(kind): kind for kind in kinds}
     choices = allowed_choices(field, members)

@@ -47,7 +47,7 @@ _UPKEEP = frozenset(("annotate", "append", "compact", "copy", "merge", "remove",
 
 
 class _Verbs(click.Group):
-    """Group of verbs. The module of a verb is imported when the verb runs or its help is shown."""
+    """Group of verbs. The module of a verb is imported when the verb runs or when the help of the verb is shown."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -72,7 +72,7 @@ class _Verbs(click.Group):
 
 
 class _Formatter(logging.Formatter):
-    """Formatter of log messages and tracebacks that removes credentials from the locations in them (SAFE-1)."""
+    """Formatter of log messages and tracebacks that removes credentials from paths and URLs (SAFE-1)."""
 
     def format(self, record: logging.LogRecord) -> str:
         return hide_all_credentials(super().format(record))
@@ -81,7 +81,7 @@ class _Formatter(logging.Formatter):
 class _StderrHandler(logging.Handler):
     """Log handler that writes to the current `sys.stderr`.
 
-    A progress bar replaces `sys.stderr`, so that log messages appear above the bar.
+    While a progress bar is shown, `sys.stderr` is replaced, so that log messages appear above the bar.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -116,7 +116,7 @@ def cli(verbose: bool, quiet: bool) -> None:
 
 
 def run(command: click.Command) -> None:
-    """Run `command` and exit with its exit code. Errors are printed as one message; --verbose adds the traceback."""
+    """Run `command`, and exit with its exit code. An error is printed as one message; --verbose adds the traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the encoding may lack characters of a name

@@ -34,7 +34,7 @@ _COUNTS = {
 
 
 def print_forecast(found: RunForecast) -> None:
-    """Print all parts of a forecast. Estimates are marked with ~."""
+    """Print all parts of a forecast. A "~" before a number marks an estimate."""
     from streamvid.forecast.run import MetadataFacts
 
     print_input(found.input)

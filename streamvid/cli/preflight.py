@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_check(config: TrainConfig, device_bytes: int | None) -> int:
-    """Check a run and print what it needs. Return 1 if the run would not fit in memory, otherwise 0."""
+    """Check a run, and print the resources that it needs. Return 1 if the run does not fit in memory, otherwise 0."""
     from streamvid.trainer.preflight.check import check
 
     report = check(config, device_bytes)

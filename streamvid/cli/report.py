@@ -61,7 +61,7 @@ def _print_audio(audio: AudioSummary) -> None:
 
 
 def print_status(status: ShardStatus) -> None:
-    """Print the progress of a build, and what to do if it has stopped."""
+    """Print the progress of a build. If the build has stopped, also print how to resume it."""
     if status.state == "sealed":
         click.echo(printable(f"{status.url}: sealed; next: streamvid stats {status.url}"))
         return

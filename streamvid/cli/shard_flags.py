@@ -38,9 +38,9 @@ SHARD_FLAGS = sorted([*OPTION_FLAGS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GR
 
 
 def work_flags(dest: str, built: str) -> list[Flag]:
-    """Return the flags that are not options of a build.
+    """Return the flags that select an operation instead of setting an option of a build.
 
-    dest: argument that names the dataset.
+    dest: name of the argument for the dataset, for help texts.
     built: past participle for help texts, such as "built".
     """
     return [
@@ -52,7 +52,10 @@ def work_flags(dest: str, built: str) -> list[Flag]:
 
 
 def take_tree(given: Values) -> Values:
-    """Remove the values of SHARD_FLAGS from `given`. Return the given fields of ShardOptions as nested mappings."""
+    """Remove the values of SHARD_FLAGS from `given`.
+
+    Return these values as nested mappings of fields of ShardOptions.
+    """
     keys = given.pop(str(_KEYS.name))
     buckets = take_buckets(given)
     tree = take(OPTION_FLAGS, given)
@@ -69,9 +72,9 @@ def take_tree(given: Values) -> Values:
 
 
 def run_work(work: Work, dest: str, *, as_json: bool, needs_samples: bool) -> int:
-    """Run a build, and print its input and its report. Return the exit code.
+    """Run a build, and print the summary of the input and the report. Return the exit code.
 
-    needs_samples: True to fail if the build accepts no rows.
+    needs_samples: True to return a failure if all rows are rejected.
     """
     from streamvid.sharder.report import TASK_ENDED
 
@@ -93,7 +96,9 @@ def run_work(work: Work, dest: str, *, as_json: bool, needs_samples: bool) -> in
 
 
 def submit_work(verb: str, dest: str, options: ShardOptions, num_cpus: int, *, as_json: bool) -> int:
-    """Submit one array per phase and a job that seals the dataset. Raises DatasetError if the destination is in use."""
+    """Submit one array of tasks per phase, and a job that seals the dataset.
+
+    Raises DatasetError if the destination is in use."""
     from streamvid.cli.slurm import submit_command
     from streamvid.cluster.slurm import SlurmJobs
     from streamvid.sharder.work.destination import find_destination
@@ -109,7 +114,7 @@ def submit_work(verb: str, dest: str, options: ShardOptions, num_cpus: int, *, a
 
 
 def abandon_work(dest: str, options: ShardOptions) -> int:
-    """Remove unfinished work at a destination, and print whether there was any."""
+    """Remove unfinished work at a destination, and print whether there was any work to remove."""
     from streamvid.sharder.sharder import abandon
 
     done = "removed the unfinished work at" if abandon(dest, options) else "there is no unfinished work at"

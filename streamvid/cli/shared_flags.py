@@ -52,7 +52,7 @@ def take_buckets(given: Values) -> BucketConfig | None:
 
 
 def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
-    """Return the configuration of a preset or a file, with some rules replaced by the given ones."""
+    """Return the configuration of a preset or a file, in which the rules in `tree` replace the original rules."""
     if tree.get("ratios") == {"multiple": config.multiple}:
         del tree["ratios"]
     if "policy" in tree:
@@ -68,11 +68,11 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
 
 
 def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with storage flags for both stores, and with --source-… and --dest-… flags for one store.
+    """Add flags to a command that copies: storage flags for both stores, and --source-… and --dest-… flags for one.
 
     The command receives StorageOptions as `source_storage` and `dest_storage`. A profile and anonymous access cannot be
-    combined, so if one store has its own flag for either of them, the common flags --profile and --anon do not apply to
-    that store.
+    combined. If a store has its own flag for one of these, the common flags --profile and --anon therefore do not apply
+    to that store.
     """
     both = flags_of(StorageOptions, group="Storage")
     source = flags_of(StorageOptions, group="Storage of SOURCE only", prefix="source-")

@@ -17,9 +17,9 @@ _ENGINE_FLAGS = {"--engine", "--num-tasks", "--sbatch-option"}
 
 
 def submit_command(jobs: SlurmJobs, cluster: ClusterOptions, follow_up: str, *, as_json: bool) -> int:
-    """Submit jobs that run this process's command with a task instead of an engine. Return the exit code.
+    """Submit jobs that run the command line of this process with --task instead of --engine. Return the exit code.
 
-    jobs: jobs to submit. Their `arguments` precede those of this command, which therefore take precedence.
+    jobs: jobs to submit. Their `arguments` come before the arguments of this command, which therefore take precedence.
     follow_up: advice on how to follow the progress.
     """
     words = sys.argv[1:]
@@ -39,7 +39,7 @@ def submit_command(jobs: SlurmJobs, cluster: ClusterOptions, follow_up: str, *, 
 
 
 def _without(words: Sequence[str], flags: Collection[str]) -> Iterator[str]:
-    """Yield all words of a command line except these flags and their values."""
+    """Yield all words of a command line except `flags` and the values of these flags."""
     is_value = False
     for word in words:
         name, equals, _ = word.partition("=")

@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 def run_training(config: TrainConfig) -> int:
-    """Train in this process, either alone or as one rank of several.
+    """Train in this process, either alone or as one of several ranks.
 
-    Return the exit code: 128 plus the number of the signal that stopped the run, or 0 if none did.
+    Return the exit code: 128 plus the number of the signal that stopped the run, or 0 if no signal stopped it.
     """
     from streamvid.trainer.launch import end_processes
     from streamvid.trainer.trainer import train
@@ -37,7 +37,10 @@ def run_training(config: TrainConfig) -> int:
 
 
 def run_encoding(config: TrainConfig, cluster: ClusterOptions | None = None, *, as_json: bool = False) -> int:
-    """Encode features in this process, as one rank, as an independent task, or on a cluster. Return the exit code."""
+    """Encode features in this process (alone, as one rank, or as one task) or on a Ray cluster.
+
+    Return the exit code.
+    """
     from streamvid.compat.diffsynth_data import note_dataset
     from streamvid.plan.position import World
     from streamvid.trainer.encode import encode, encode_on_ray

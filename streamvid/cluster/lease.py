@@ -64,13 +64,16 @@ class LeaseNote:
 
     @property
     def is_alive(self) -> bool:
-        """True if the holder seems to be alive. This compares clocks; to exclude other processes, use `acquire`."""
+        """True if the holder seems to be alive, according to the clocks of both machines.
+
+        The result may be wrong if the clocks differ. To exclude other processes, use `acquire`.
+        """
         return not self.is_dead if self.is_here else time.time() - self.renewed < EXPIRE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class FoundLease:
-    """Lease in a store. data: its bytes, which change with each renewal."""
+    """Lease that was found in a store. data: bytes of the lease, which change with each renewal."""
 
     path: str
     name: str
@@ -114,7 +117,7 @@ class Lease:
         return latest is None or latest.path != self.path
 
     def check(self) -> None:
-        """Raise DatasetError if the lease was lost: another process has taken over, or the lease was removed."""
+        """Raise DatasetError if the lease was lost because another process has taken it over or removed it."""
         if self._is_lost:
             raise DatasetError(
                 f"{self._store.url}: this process has lost its lease, because it could not renew the lease for "
@@ -123,12 +126,12 @@ class Lease:
             )
 
     def close_to_tasks(self) -> None:
-        """Stop admitting tasks: from now on, this process works alone."""
+        """Stop admitting tasks, so that this process works alone from now on."""
         self._admits_tasks = False
         self.renew()
 
     def stop(self) -> None:
-        """Stop renewing the lease, but keep it until it expires, or until this process acquires it again."""
+        """Stop renewing the lease. It remains until it expires, or until this process acquires it again."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -150,9 +153,11 @@ def acquire(
     """Acquire the lease `name` in a folder of the store.
 
     conflicts: function that returns True for a lease with another name that must not be held at the same time.
+
     The lease of a process that has ended on this machine is taken over at once. The lease of a process on another
     machine is taken over once it has expired; this function waits until then.
-    Raises DatasetError if another process holds the lease or a conflicting one, and StorageError if the store fails.
+
+    Raises DatasetError if another process holds the lease or a conflicting lease, and StorageError if the store fails.
     """
     watch = _Watch(store, folder)
     while True:
@@ -187,7 +192,7 @@ def _place(store: Store, path: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def held(store: Store, folder: str, name: str) -> Iterator[Lease]:
-    """Hold a lease that excludes all others in its folder. Afterwards, remove the empty folders that belong to it.
+    """Hold a lease that excludes all other leases in its folder. At the end, remove the folders that are then empty.
 
     Raises the same errors as `acquire`.
     """
@@ -201,7 +206,7 @@ def held(store: Store, folder: str, name: str) -> Iterator[Lease]:
 
 
 def remove_empty(store: Store, folder: str, *, and_root: bool) -> None:
-    """Remove a folder of a local store, and then its parent folders, as long as they are empty."""
+    """Remove a folder of a local store if it is empty, then each parent folder that has become empty."""
     if isinstance(store, LocalStore):
         root = store.root
         with contextlib.suppress(OSError):  # missing, or not empty
@@ -237,7 +242,10 @@ def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease],
 
 
 class _Watch:
-    """Observer of leases. Machines' clocks may differ, so only a change shows that a holder is alive."""
+    """Observer of leases.
+
+    A change of a lease proves that its holder is alive; clocks of different machines may differ.
+    """
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store, self._folder = store, folder
@@ -245,7 +253,10 @@ class _Watch:
         self._since = time.monotonic()
 
     def wait(self, conflicts: Callable[[FoundLease], bool]) -> list[FoundLease]:
-        """Wait until no lease conflicts; return all leases. Raises DatasetError if a conflicting holder is alive."""
+        """Wait until no lease conflicts, and return all leases.
+
+        Raises DatasetError if the holder of a conflict is alive.
+        """
         has_told = False
         while True:
             leases = find_leases(self._store, self._folder)
@@ -263,7 +274,9 @@ class _Watch:
             time.sleep(_PAUSE_SECONDS)
 
     def _is_held(self, lease: FoundLease) -> bool:
-        """Return False if the lease has ended or expired. Raises DatasetError if its holder is alive."""
+        """Return False if the lease has ended or expired, and True if this is not known yet.
+
+        Raises DatasetError if the holder of the lease is alive."""
         is_left = lease.note.process == _process(os.getpid()) and not _own[_place(self._store, lease.path)]
         if lease.note.is_dead or is_left:
             return False
@@ -278,7 +291,10 @@ class _Watch:
 
 
 def find_leases(store: Store, folder: str) -> list[FoundLease]:
-    """Return the latest lease for each name. Other files are ignored; a damaged lease has an unknown holder."""
+    """Return the latest lease of each name. A damaged lease has an unknown holder.
+
+    Files that are not leases are ignored.
+    """
     latest: dict[str, tuple[int, str, int]] = {}
     for state in store.files(folder):
         match = _FILE.fullmatch(state.path.rpartition("/")[2])
@@ -299,7 +315,7 @@ def _read(store: Store, latest: dict[str, tuple[int, str, int]]) -> Iterator[Fou
 
 
 def _parse(data: bytes) -> LeaseNote:
-    """Parse a lease. If this package did not write it (SAFE-1), it counts as expired."""
+    """Parse the bytes of a lease. Bytes that this package cannot have written count as an expired lease (SAFE-1)."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         note = LeaseNote(**json.loads(data))
         kinds = {"host": str, "pid": int, "process": str, "renewed": int | float, "admits_tasks": bool}
@@ -309,7 +325,7 @@ def _parse(data: bytes) -> LeaseNote:
 
 
 def note_bytes(admits_tasks: bool) -> bytes:
-    """Return the content of this process's lease, renewed now."""
+    """Return the bytes of a lease that this process holds and renews now."""
     pid = os.getpid()
     return json.dumps(asdict(LeaseNote(socket.gethostname(), pid, _process(pid), time.time(), admits_tasks))).encode()
 
@@ -323,7 +339,7 @@ def _machine() -> str:
 
 
 def _process(pid: int) -> str:
-    """Return an identifier of a process that no later process on this machine can have; "" if it has ended."""
+    """Return an identifier that no later process on this machine can have; "" if process `pid` has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -21,7 +21,7 @@ class ClusterOptions:
         time, on any machines, under any scheduler.
     engine: "local" for this process and its workers; "ray" to run tasks on a Ray cluster; "slurm" to submit arrays of
         tasks, which only the commands `streamvid shard` and `streamvid encode` support.
-    num_tasks: None for as many tasks as a Ray cluster runs at a time, or for 16 tasks on Slurm.
+    num_tasks: number of tasks; None selects as many as a Ray cluster runs at a time, or 16 on Slurm.
     sbatch_options: additional options for sbatch, such as "--partition=cpu". sbatch also reads its SBATCH_… variables.
     """
 

@@ -30,11 +30,11 @@ _logger = logging.getLogger(__name__)
 class TaskNeeds:
     """Resources of each task.
 
-    num_cpus: None for all CPUs of a machine, or for its CPUs per GPU if tasks use GPUs.
+    num_cpus: number of CPUs; None selects all CPUs of a machine or, if tasks use GPUs, the machine's CPUs per GPU.
     option: name of the option that sets `num_cpus`, for error messages.
     uses_gpu: True to give each task one GPU if any machine of the cluster has GPUs.
     max_tasks: largest useful number of tasks.
-    num_phases: number of phases of the work. Each begins when all tasks have finished the previous one.
+    num_phases: number of phases of the work. Each phase begins when all tasks have finished the previous phase.
     """
 
     num_cpus: int | None
@@ -51,9 +51,9 @@ def run_on_ray(
     options: ClusterOptions,
     report: Callable[[], None],
 ) -> list[Result]:
-    """Run all tasks on a Ray cluster, once per phase, until a task finds that all work is done. Return their results.
+    """Run all tasks on a Ray cluster, once per phase, until a task finds that all work is done. Return all results.
 
-    task: function of a share and the task's number of CPUs; it is sent to the cluster.
+    task: function that does a task, given the share and the number of CPUs. It is sent to the cluster.
     is_done: function that returns True for the result of a task that found that all work was done.
     report: function that is called every few seconds.
 
@@ -81,7 +81,7 @@ def run_on_ray(
 
 
 def _run_all(ray: Any, pending: list[Any], report: Callable[[], None]) -> list[Any]:
-    """Wait for tasks; return the results of those that were not lost."""
+    """Wait for tasks. Return the results of the tasks that were not lost."""
     found: list[Any] = []
     try:
         while pending:
@@ -122,7 +122,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _divide(machines: Sequence[Mapping[str, float]], num_gpus: int, needs: TaskNeeds) -> tuple[int, int]:
-    """Return the number of CPUs per task and the number of tasks. Raises ConfigError if no machine can run a task."""
+    """Return (number of CPUs per task, number of tasks). Raises ConfigError if no machine can run a task."""
     usable = [machine for machine in machines if machine.get("GPU", 0) >= num_gpus and machine.get("CPU", 0) >= 1]
     shares = [int(machine["CPU"] // (machine["GPU"] if num_gpus else 1)) for machine in usable]
     num_cpus = max(1, min(shares, default=1)) if needs.num_cpus is None else needs.num_cpus
@@ -142,7 +142,9 @@ def _divide(machines: Sequence[Mapping[str, float]], num_gpus: int, needs: TaskN
 
 
 def _result(ray: Any, reference: Any) -> list[Any]:
-    """Return the result of a task that has ended; an empty list if the task was lost. Raises the task's error."""
+    """Return a list with the result of a task that has ended; an empty list if the task was lost.
+
+    If the task raised an error, raises the same error."""
     try:
         return [ray.get(reference)]
     except ray.exceptions.RayTaskError as error:

@@ -30,7 +30,7 @@ class Share:
         return self.num_shares == 1
 
     def of(self, units: Sequence[_Unit]) -> Sequence[_Unit]:
-        """Return the units in this share. Every share must be given the same units in the same order."""
+        """Return the units in this share. All shares must be computed from the same units in the same order."""
         return units[self.number :: self.num_shares]
 
 
@@ -38,7 +38,7 @@ WHOLE = Share()
 
 
 def parse_share(text: str | None, name: str) -> Share:
-    """Return the share that "I/N" describes; None describes all work.
+    """Return the share that a text of the form "I/N" describes. None describes all work.
 
     Raises ConfigError if the text is invalid. name: name of the value in the message.
     """

@@ -37,7 +37,7 @@ exit "$code"
 class SlurmJobs:
     """Jobs to submit.
 
-    program, arguments: command of each job; a task's `--task I/N` is inserted between them.
+    program, arguments: command of each job. For a task, `--task I/N` is inserted between the program and the arguments.
     dest: URL of the results, which identifies the jobs.
     num_cpus: number of CPUs per task.
     num_arrays: number of arrays that run one after the other.
@@ -74,7 +74,7 @@ class SlurmJobs:
 
 
 def submit(jobs: SlurmJobs, options: ClusterOptions) -> list[str]:
-    """Submit arrays, each of which starts when the previous one has ended. Return the ids of the jobs.
+    """Submit arrays of tasks. Each array starts when the previous array has ended. Return the job ids.
 
     Raises ConfigError if Slurm's programs are missing, DatasetError if jobs for the same destination are queued or
     running, and StreamvidError with Slurm's message if Slurm refuses a job.
@@ -93,7 +93,10 @@ def submit(jobs: SlurmJobs, options: ClusterOptions) -> list[str]:
 
 
 def _refuse_second(jobs: SlurmJobs, own: str = "") -> None:
-    """Raise DatasetError if this destination has other jobs. For job `own`, only jobs with lower ids count."""
+    """Raise DatasetError if there are other jobs for this destination.
+
+    own: id of a job to which only lower ids matter.
+    """
     found = re.findall(r"^\d+", _run(["squeue", "--noheader", "--format=%i", f"--name={jobs.name}"]), re.MULTILINE)
     others = sorted({int(number) for number in found if not own or int(number) < int(own)})
     if others:

@@ -45,11 +45,11 @@ def cache_folder() -> Path:
 def cached_dataset(
     source: str, options: ShardOptions, progress: ShardProgress, report: Callable[[str], None]
 ) -> tuple[Path, ShardReport | None]:
-    """Return the folder of the dataset for this input and these options, and the build report.
+    """Return (folder of the dataset, build report) for this input and these options. Build the dataset if necessary.
 
-    The report is None if the dataset already existed or another process built it. The first of several processes
-    builds the dataset while the others wait. Raises the same errors as `shard`, and SourceError if the input changes
-    while it is sharded.
+    The report is None if the dataset already existed or another process built it. If several processes call this
+    function at the same time, one of them builds the dataset, and the others wait. Raises the same errors as `shard`,
+    and SourceError if the input changes while it is sharded.
     """
     key = content_key(source, options)
     folder = cache_folder() / key
@@ -91,7 +91,7 @@ def _is_sealed(folder: Path) -> bool:
 
 
 def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
-    """Acquire the lock; while waiting, report the holder's progress from time to time."""
+    """Acquire the lock. While waiting for it, report the progress of the holder from time to time."""
     reported = float("-inf")
 
     def report_holder() -> None:
@@ -113,7 +113,7 @@ def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
 
 
 def _noted(progress: ShardProgress, lock: int) -> ShardProgress:
-    """Return a progress function that also writes to the lock file."""
+    """Return a progress function that calls `progress` and also writes the progress to the lock file."""
 
     def note(phase: str, done: int, total: int) -> None:
         progress(phase, done, total)

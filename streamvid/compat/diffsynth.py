@@ -39,12 +39,12 @@ def _words(value: str) -> list[str]:
 
 
 def _layers(value: str) -> object:
-    """Return comma-separated names as a list, but "regex:…" and "" unchanged. With "", streamvid chooses the layers."""
+    """Parse comma-separated layer names. Return "regex:…" and "" unchanged; with "", streamvid chooses the layers."""
     return value if not value or value.startswith("regex:") else _words(value)
 
 
 def _child_prefix(value: str) -> str:
-    """Remove the prefix `pipe.`. DiffSynth-Studio's models belong to a pipe; ours belong to the training module."""
+    """Remove the prefix `pipe.`, because our models belong to the training module instead of a pipe."""
     return value.removeprefix("pipe.")
 
 
@@ -57,7 +57,7 @@ def _paths(value: str) -> object:
 
 
 def _fp8(value: str) -> list[str]:
-    """Parse comma-separated names, or JSON as in --model_paths, where the shards of a model form a nested list."""
+    """Parse comma-separated names, or JSON as in --model_paths. In JSON, the shards of a model form a nested list."""
     found = _paths(value) if value.lstrip().startswith("[") else _words(value)
     return [path for one in found for path in (one if isinstance(one, list) else [one])]  # type: ignore[attr-defined]
 
@@ -66,9 +66,9 @@ def _fp8(value: str) -> list[str]:
 class DiffsynthFlag:
     """One flag of DiffSynth-Studio.
 
-    option: option of TrainConfig that the flag sets, and whose type and help it shares; "" if it describes data.
+    option: option of TrainConfig that the flag sets; "" if the flag describes data.
     help, kind: help text and type of the flag; if omitted, those of the option. A flag of type bool is a switch.
-    theirs: DiffSynth-Studio's default, if it differs from ours; used only without --config.
+    theirs: default value in DiffSynth-Studio, if it differs from ours. It applies only without --config.
     """
 
     name: str
@@ -98,7 +98,7 @@ class DiffsynthFlag:
 
 
 class GroupedOption(click.Option):
-    """Click option with the heading of its group in the help."""
+    """Click option that stores the heading under which the help lists it."""
 
     def __init__(self, declarations: Sequence[str], *, group: str, **attributes: object) -> None:
         self.group = group
@@ -107,7 +107,7 @@ class GroupedOption(click.Option):
 
 @functools.cache
 def _declaration(name: str) -> tuple[OptionInfo, type]:
-    """Return the declaration of a dotted option in TrainConfig, and the type of its flag."""
+    """Return the declaration of an option of TrainConfig, given by its dotted name, and the type of its flag."""
     cls: type = TrainConfig
     *sections, last = name.split(".")
     for section in sections:
@@ -225,7 +225,7 @@ _ABOUT_TRAINING = ("model.lora.", "model.activation_checkpointing.", "model.trai
 
 
 def add_train_flags(command: Command) -> Command:
-    """Add all flags to a command, in groups."""
+    """Add all flags of DiffSynth-Studio to a command, in groups."""
     params = command.__dict__.setdefault("__click_params__", [])
     flags = [flag.declare(f"{title} (as in DiffSynth-Studio)") for title, flags in FLAGS.items() for flag in flags]
     refused = [
@@ -249,8 +249,8 @@ class TrainRequest:
     overrides: arguments of --set.
     settings: options set by streamvid's own flags.
     given: values of DiffSynth-Studio's flags.
-    defaults: function that returns options by dotted name, which everything else overrides. It gets the options of
-        --set as text.
+    defaults: function that returns default values by dotted name, given the options of --set as text. All other
+        settings override these values.
     """
 
     file: Path | None
@@ -260,10 +260,10 @@ class TrainRequest:
     defaults: Callable[[Mapping[str, str]], Mapping[str, object]] | None = None
 
     def resolve(self, shard: Shard) -> TrainConfig:
-        """Return the configuration of the run. Shard its dataset if the flags describe one that does not exist yet.
+        """Return the configuration of the run. If the flags describe a dataset that does not exist yet, shard it first.
 
-        Mistakes that can be found without data are reported before sharding. Raises ConfigError for mistakes, and the
-        same errors as `shard`.
+        Raises ConfigError for invalid settings, and the same errors as `shard`. Settings are validated before sharding
+        as far as possible without the data.
         """
         tree = {} if self.file is None else read_yaml(self.file)
         sets = {line.partition("=")[0].strip(): line.partition("=")[2] for line in self.overrides}
@@ -292,7 +292,10 @@ class TrainRequest:
         return {name: value for name, value in self.defaults(sets).items() if name not in said | skipped}
 
     def _check_places(self, sets: Collection[str], said: Collection[str]) -> None:
-        """Raise ConfigError, which names the flags, if a recipe lacks its model, its dataset or its output folder."""
+        """Raise ConfigError if a recipe lacks its model, its dataset or its output folder.
+
+        The message names the flags.
+        """
         has_data = self.given.get("dataset_base_path") is not None
         missing = [
             flag
@@ -317,11 +320,11 @@ class TrainRequest:
 def flag_options(
     given: Given, named: Collection[str], *, has_config: bool, task: str | None = None
 ) -> dict[str, object]:
-    """Return the options of TrainConfig that flags set, by dotted name, except those of `data_options`.
+    """Return the options of TrainConfig that flags set, by dotted name, except the options that `data_options` returns.
 
-    named: options in the file or in --set.
-    has_config: True if a file is given; without one, DiffSynth-Studio's defaults apply.
-    task: task of the run, from any source.
+    named: options that are in the file or in --set.
+    has_config: True if a file is given; without a file, DiffSynth-Studio's defaults apply.
+    task: task of the run, whether it comes from a flag, the file or --set.
     """
     found = {
         flag.option: flag.value(given[flag.name]) for flag in _ALL if flag.option and given.get(flag.name) is not None
@@ -367,7 +370,7 @@ def _activation_checkpointing(given: Given, named: Collection[str]) -> dict[str,
 
 
 def named_options(tree: Mapping[str, object], prefix: str = "") -> set[str]:
-    """Return the dotted names of all options and sections in the tree of a configuration file."""
+    """Return the dotted names of all options and sections in the parsed content of a configuration file."""
     found = {f"{prefix}{name}" for name in tree}
     for name, value in tree.items():
         if isinstance(value, Mapping):

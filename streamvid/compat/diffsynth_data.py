@@ -43,8 +43,8 @@ _SIZES = {"height": "height", "width": "width", "max_pixels": "max_pixels", "num
 class DataFlags:
     """Flags that describe the data, under their original names; None if not given.
 
-    named: options of TrainConfig in the file or in --set.
-    in_sets: options of TrainConfig in --set, which overrides flags.
+    named: options of TrainConfig that are in the file or in --set.
+    in_sets: options of TrainConfig that are in --set, which overrides flags.
     """
 
     dataset_base_path: str
@@ -83,10 +83,12 @@ class DataFlags:
         return {name: value for name, value in given.items() if value is not None}
 
     def media(self, columns: Sequence[str] | None) -> list[str]:
-        """Return the clip's column, followed by the columns of conditioning inputs.
+        """Return the column of clips, followed by the columns of conditioning inputs.
+
+        The flags do not identify the column of clips. It is `video` if there is such a column, otherwise `image`,
+        otherwise the first column.
 
         columns: metadata columns, or None if unknown.
-        The flags do not identify the clip's column. The function uses `video`, else `image`, else the first column.
         """
         asked = [word.strip() for word in (self.data_file_keys or DEFAULT_FILE_KEYS).split(",") if word.strip()]
         present = [name for name in dict.fromkeys(asked) if columns is None or name in columns]
@@ -129,10 +131,11 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
 
 
 def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[str, object]:
-    """Return the options of TrainConfig that select the data, by dotted name. Shard the data if requested.
+    """Return the options of TrainConfig that select the data, by dotted name. Shard the data if the flags request it.
 
     config: configuration of the run without these options.
-    Raises ConfigError for a folder of another kind, and the same errors as `shard`.
+
+    Raises ConfigError if the folder is of an unsupported kind, and the same errors as `shard`.
     """
     from streamvid.dataset.tabular.table import read_table
     from streamvid.modules.factory import import_object
@@ -208,7 +211,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
 
 def kind_of(url: str, storage: StorageOptions) -> str | None:
-    """Return "dataset" or "features", according to the manifest at a URL, or None for anything else."""
+    """Return "dataset" or "features", depending on the manifest at a URL, or None if there is neither."""
     from streamvid.dataset import manifest, sealed_json
     from streamvid.dataset.features import sidecar
 
@@ -225,7 +228,7 @@ def kind_of(url: str, storage: StorageOptions) -> str | None:
 
 
 def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
-    """Raise ConfigError if flags request sizes that differ from those of a sharded dataset."""
+    """Raise ConfigError if the flags request sizes that differ from those of an existing dataset."""
     from streamvid.dataset.versions.open import open_dataset
 
     sizes = flags.sizes
@@ -282,7 +285,7 @@ def _noted_dataset(store: Store, url: str) -> DatasetValue:
 
 
 def note_dataset(config: TrainConfig) -> None:
-    """Write a file next to new features that specifies their dataset, so that `dataset_base_path` can find it."""
+    """Write a file next to new features that names their dataset, so that --dataset_base_path finds the dataset."""
     if config.data.features.url is not None:
         data = json.dumps({"dataset": _absolute(config.data.dataset)}, indent=1).encode() + b"\n"
         open_store(config.data.features.url, config.data.storage).put(NOTE, data)

@@ -25,7 +25,7 @@ def check_unpacked(footer: Any, num_bytes: int) -> None:
 def check_footer(footer: Any, num_bytes: int) -> None:
     """Raise ValueError if an index file of `num_bytes` declares more rows or data than it can contain (SAFE-1).
 
-    Each row of an index has a unique name or checksum, so it occupies at least one byte.
+    Each row of an index contains a unique name or checksum and therefore occupies at least one byte.
     """
     num_rows = sum(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
     if num_rows != footer.num_rows or num_rows > num_bytes:
@@ -53,7 +53,7 @@ def chunk_of(table: pa.Table, name: str) -> pa.Array:
 
 
 def array_of(values: npt.NDArray[Any]) -> pa.Array:
-    """Return an Arrow array that shares the memory of `values`, or of a copy if they are not contiguous."""
+    """Return an Arrow array that shares the memory of `values`, or of a copy if `values` is not contiguous."""
     import pyarrow as pa
 
     values = np.ascontiguousarray(values)

@@ -27,6 +27,7 @@ def parse_captions(value: object, weights: object = None) -> Captions:
     """Parse a user's captions: a string, a `{"text": ..., "weight": ...}` object, or a list of these.
 
     weights: one number per caption; None uses the weights in `value`, which are 1 by default.
+
     Captions without text are omitted. Raises Rejected for invalid captions or weights.
     """
     if isinstance(value, str) and weights is None:  # most rows
@@ -82,7 +83,7 @@ def captions_to_json(captions: Iterable[tuple[str, float]]) -> str:
 
 
 def captions_from_json(stored: str) -> Captions:
-    """Parse the output of `captions_to_json`. Raises ValueError for anything else."""
+    """Parse the output of `captions_to_json`. Raises ValueError for any other text."""
     value: Any = json.loads(stored)
     if not isinstance(value, list) or not value:
         raise ValueError("the value is not a list of captions")
@@ -98,7 +99,7 @@ def captions_from_json(stored: str) -> Captions:
 
 
 def listed_captions(value: object) -> object:
-    """Decode captions stored as the text of a JSON list, as in CSV cells and the index. Return other values unchanged.
+    """Decode captions that are stored as the text of a JSON list, as in CSV files. Return other values unchanged.
 
     [text, weight] pairs in a list become {"text": ..., "weight": ...} objects.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ColumnGroups:
     """Column groups of a dataset. If several groups contain the same column, the last group takes precedence.
 
-    places: path of a samples file → its index, which is also the index of the matching file in each group.
+    places: position of each samples file by path. The matching file of a group has the same position in the group.
     """
 
     groups: tuple[ColumnGroup, ...]
@@ -36,7 +36,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return (path, columns to read) for each file that contains some of `columns`, with the samples file first."""
+        """Return (path, columns to read from it) for each file that contains any of `columns`, samples file first."""
         wanted: dict[str, list[str]] = {samples_path: []}
         place = self.places[samples_path]
         for name in columns:
@@ -45,12 +45,12 @@ class ColumnGroups:
         return [(path, names) for path, names in wanted.items() if names]
 
     def _owner(self, column: str, place: int) -> FileInfo | None:
-        """Return the last file that contains a column for a samples file, or None if no group has one."""
+        """Return the last file with `column` for the samples file at position `place`, or None if no group has one."""
         files = (group.files[place] for group in reversed(self.groups) if column in group.columns)
         return next((file for file in files if file is not None), None)
 
     def schema(self, base: pa.Schema) -> pa.Schema:
-        """Return the schema of all columns, including those added later. base: schema of the samples files."""
+        """Return the schema of all columns, including columns added later. base: schema of the samples files."""
         for group in self.groups:
             for field in schema(group.columns):
                 number = base.get_field_index(field.name)
@@ -58,14 +58,14 @@ class ColumnGroups:
         return base
 
     def digest(self, columns: Iterable[str]) -> str | None:
-        """Return a digest of the values that groups add to `columns`, or None if no group contains any of them."""
+        """Return a digest of the values that groups add to `columns`, or None if no group contains such a column."""
         owners = ((name, self._owner(name, place)) for name in sorted(set(columns)) for place in self.places.values())
         files = [f"{name} {file.sha256}\n" for name, file in owners if file is not None]
         return hashlib.sha256("".join(files).encode()).hexdigest() if files else None
 
 
 def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Join tables that have the same rows. Columns follow the order of `names`, and later tables take precedence."""
+    """Join tables that have the same rows. Columns are in the order of `names`, and later tables take precedence."""
     import pyarrow as pa
 
     columns = {name: table.column(name) for table in parts for name in table.column_names}
@@ -86,6 +86,6 @@ def typed(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a hint such as "; did you mean 'motion'?" if one of `names` is similar to `name`, else ""."""
+    """Return a hint such as "; did you mean 'motion'?" if one of `names` is similar to `name`; otherwise ""."""
     near = get_close_matches(name, sorted(set(names)), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

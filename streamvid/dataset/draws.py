@@ -46,14 +46,14 @@ class StoredSet:
 
     @property
     def name(self) -> str:
-        """Name of the set, unique in its dataset."""
+        """Name of the set, which is unique in the dataset."""
         return " ".join(f"{bucket_id}:{weight}:{first}" for bucket_id, weight, first in self.buckets)
 
 
 def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:
     """Return the number of clips that are stored in several buckets, and the number of samples with these clips.
 
-    num_samples: (bucket id, shard number) → number of samples in the shard.
+    num_samples: number of samples by (bucket id, shard number).
     """
     several = [one for one in sets if len(one.buckets) > 1]
     clips = [
@@ -66,7 +66,7 @@ def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int]
 def kept_sets(sets: Sequence[StoredSet], shards: Collection[tuple[str, int]]) -> tuple[StoredSet, ...]:
     """Return draw sets without the shards that no longer exist. A set with gaps is divided into several sets.
 
-    shards: (bucket id, number) of the shards that exist. Matching shards of a set exist in all its buckets or in none.
+    shards: (bucket id, number) of each shard that exists. Matching shards exist in all buckets of a set or in none.
     """
     kept: list[StoredSet] = []
     for one in sets:

@@ -44,7 +44,7 @@ class MediaItem:
 
 @dataclass(frozen=True, slots=True)
 class ClipEntry:
-    """Stored clip of a sample: location in the tar and properties. psnr_y: luma PSNR in dB, or None for copies."""
+    """Stored clip of a sample: its location in the tar and its properties. psnr_y: luma PSNR in dB; None for copies."""
 
     extension: str
     offset: int
@@ -63,12 +63,14 @@ class ClipEntry:
 class AudioEntry:
     """Audio of a stored clip.
 
-    codec: FFmpeg's name for the codec. sample_rate: in Hz.
+    codec: FFmpeg's name for the codec.
+    sample_rate: sample rate in Hz.
     start_seconds: start time of the audio minus the time of the first frame.
     gap_seconds: total duration of the gaps between samples.
     silence_share, clipping_share: fraction of the duration that is silent, and fraction of the samples that are at
         full scale.
-    loudness_lufs: integrated loudness (EBU R128), or None if all of the audio is below -70 LUFS.
+    loudness_lufs: integrated loudness (EBU R128); None if all of the audio is below -70 LUFS.
+
     Facts that require decoding are None if the audio does not decode.
     """
 
@@ -88,6 +90,7 @@ class SourceEntry:
 
     crop_fraction: fraction of the source picture that is cropped away to fit the bucket's shape.
     upscale: factor by which the sides of the source are scaled to cover the bucket's size.
+
     `crop_fraction` and `upscale` are None for samples without pictures.
     """
 
@@ -105,10 +108,10 @@ class SourceEntry:
 class SampleRow:
     """Row of the samples index.
 
-    captions: output of `captions_to_json` if the sample has several captions, else None.
+    captions: output of `captions_to_json` if the sample has several captions; otherwise None.
     columns: user columns, stored as `user.<name>`.
     media: files of each conditioning input, stored as `media.<name>`.
-    audio: the clip's audio; None if it has none.
+    audio: the clip's audio; None for a clip without audio.
     """
 
     key: str
@@ -134,7 +137,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one shard, stored as one row group. packets: location of the shard's packet table, or None."""
+    """Rows of one shard, stored as one row group. packets: location of the shard's packet table, if there is one."""
 
     bucket_id: str
     number: int
@@ -230,7 +233,7 @@ _MEDIA_TYPES = {
 
 
 def schema(types: Mapping[str, str]) -> pa.Schema:
-    """Return a pyarrow schema. types: column name → type name, where `sha256` means 32 raw bytes."""
+    """Return a pyarrow schema. types: type name by column name; the type `sha256` is 32 raw bytes."""
     import pyarrow as pa
 
     return pa.schema(
@@ -239,7 +242,7 @@ def schema(types: Mapping[str, str]) -> pa.Schema:
 
 
 def sample_schema(user_types: Mapping[str, str], media: Sequence[str] = ()) -> pa.Schema:
-    """Return the schema of the samples index, with the user columns at the end. media: names of conditioning inputs."""
+    """Return the schema of the samples index, which ends with the user columns. media: names of conditioning inputs."""
     import pyarrow as pa
 
     own = schema({name: kind for name, (kind, _) in (_SAMPLE_COLUMNS | _SHARD_COLUMNS).items()})
@@ -257,7 +260,7 @@ def encode_samples(shards: Sequence[RowGroup], user_types: Mapping[str, str], me
 
 
 def encode_row_groups(tables: Iterable[pa.Table], target: pa.Schema) -> bytes:
-    """Return the Parquet bytes of tables with the schema `target`, each of which becomes one row group."""
+    """Return the bytes of a Parquet file with the schema `target`, in which each table is one row group."""
     import pyarrow.parquet as pq
 
     sink = io.BytesIO()
@@ -288,7 +291,7 @@ def encode_rejections(rejections: Sequence[tuple[int, str, str, str]]) -> bytes:
 
 
 def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str]) -> bytes:
-    """Return the Parquet bytes of a small table. types: column name → type name, as in `schema`."""
+    """Return the Parquet bytes of a small table. types: type name by column name, as in `schema`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -298,6 +301,9 @@ def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str])
 
 
 def named_by_content(stem: str, number: int, data: bytes, suffix: str = "parquet") -> FileInfo:
-    """Return the description of an index file. The file's name contains its checksum and is never reused (SHARD-2)."""
+    """Return the description of an index file.
+
+    The name of the file contains the checksum, so it is never reused (SHARD-2).
+    """
     digest = hashlib.sha256(data).hexdigest()
     return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.{suffix}", len(data), digest)

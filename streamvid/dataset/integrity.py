@@ -55,7 +55,10 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Call `read` until it returns the digest `sha256` or further calls would not help. Return the last digest."""
+    """Call `read`, which returns a digest, until the digest is `sha256` or rereading cannot help.
+
+    Return the last digest.
+    """
     wrong = WrongReads()
     while (digest := read()) != sha256 and wrong.judge(digest) == "again":
         store.forget(path)
@@ -63,7 +66,10 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 
 def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """Read a byte range, and read it again if its checksum is wrong. The caller must verify the result."""
+    """Read a byte range, and reread it if the checksum is wrong.
+
+    The bytes may still be wrong: the caller must verify them.
+    """
     data = bytearray(num_bytes)
 
     def read() -> bytes:
@@ -100,7 +106,7 @@ def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 
 def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
-    """Read and verify the shard table in batches, to avoid holding all its text in memory (PLAN-6)."""
+    """Read and verify the shard table in batches, so that its text is never in memory as a whole (PLAN-6)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -162,7 +168,7 @@ def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
 def naming_arrow_errors(where: str, remedy: str = "copy or rebuild the dataset") -> Iterator[None]:
     """Convert errors raised while parsing a table to IntegrityErrors that begin with `where` and end with `remedy`.
 
-    where: name of the file.
+    where: name of the file in the message.
     """
     import pyarrow as pa
 
@@ -177,7 +183,7 @@ def naming_arrow_errors(where: str, remedy: str = "copy or rebuild the dataset")
 class StoreFile(RangeFile):
     """Seekable stream over a stored file, for pyarrow.
 
-    Each read is one ranged read, unless `read_near` has already read its bytes.
+    Each read sends one request, unless `read_near` has already read these bytes.
     """
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
@@ -203,9 +209,9 @@ class StoreFile(RangeFile):
 class SamplesFile:
     """Samples file that is verified on first use. Safe to use from several threads.
 
-    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum of the footer, so a checksum
-    is computed from verified bytes and compared when the footer is read again. For rows, page checksums detect damage
-    that occurs after the verification.
+    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum of the footer. A checksum is
+    therefore computed from the verified bytes, and compared whenever the footer is read again. For rows, page checksums
+    detect damage that occurs after the verification.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:
@@ -217,7 +223,7 @@ class SamplesFile:
         self._failed: tuple[float, StreamvidError] | None = None
 
     def rows(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
-        """Return one row group, using one small read.
+        """Return one row group as a table, with one small read.
 
         columns: names of the columns to read; None reads all. Names that are not in the file are ignored.
         """
@@ -254,7 +260,7 @@ class SamplesFile:
             return int(self._get_footer().num_row_groups)
 
     def forget(self) -> None:
-        """Drop the footer. The next use reads it again."""
+        """Drop the footer from memory. The next use reads the footer again."""
         self._footer = None
 
     def _get_footer(self) -> Any:

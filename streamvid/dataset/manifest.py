@@ -34,7 +34,7 @@ _EVERY_FRAME = FrameRate()
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One file of the dataset: relative path, size in bytes, and SHA-256 in lowercase hexadecimal."""
+    """Description of one file of the dataset: relative path, size in bytes, and SHA-256 in lowercase hexadecimal."""
 
     path: str
     num_bytes: int
@@ -62,7 +62,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One tar of one bucket and one split, and the location of its rows in the samples index.
+    """Description of a shard: a tar with samples of one bucket and split, and the place of their rows in the index.
 
     build_id: 0 for shards of the first build; otherwise a number from 1 to 2**32 - 1 derived from everything that
         determines the shard. It is part of the file's name, so that names are never reused (SHARD-2).
@@ -98,7 +98,7 @@ class ShardInfo:
 
 
 def shard_path(bucket_id: str, number: int, build_id: int = 0) -> str:
-    """Return the path of a shard. It contains the bucket id twice, so that file names are unique in the dataset."""
+    """Return the path of a shard. The file's name contains the bucket id, so it is unique in the dataset."""
     suffix = f"-{build_id:08x}" if build_id else ""
     return f"shards/{bucket_id}/{bucket_id}-{number:06d}{suffix}.tar"
 
@@ -110,11 +110,11 @@ def offsets_path(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ColumnGroup:
-    """Columns added to the samples index later: new columns, or new values of existing ones.
+    """Columns added to the samples index later: new columns, or new values for existing columns.
 
-    files: one file per samples file, in the same order, with the same row groups and rows, and with the keys. None for
-        samples files added after the columns: their samples have their own values, or none.
-    columns: index column → type, as in `index.schema`. source_sha256: checksum of the annotation.
+    files: one file per samples file, in the same order. Each contains the keys, and has the same row groups and rows as
+        the samples file. The entry is None for a samples file that was added after the columns.
+    columns: type by index column, as in `index.schema`. source_sha256: checksum of the annotation.
     """
 
     files: tuple[FileInfo | None, ...]
@@ -122,17 +122,17 @@ class ColumnGroup:
     source_sha256: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON-serializable values. Files are given by path only; `ManifestFiles.other` describes them."""
+        """Return the fields as JSON-serializable values. Files are given as paths; see `ManifestFiles.other`."""
         return {**asdict(self), "files": [file and file.path for file in self.files]}
 
     @property
     def known_files(self) -> tuple[FileInfo, ...]:
-        """All files of the group."""
+        """All files of the group, without the entries that are None."""
         return tuple(file for file in self.files if file is not None)
 
     @staticmethod
     def from_json(value: Mapping[str, Any], files: ManifestFiles) -> ColumnGroup:
-        """Parse the output of `to_json`. Raises DatasetError for invalid values, and KeyError for an unlisted file."""
+        """Parse the output of `to_json`. Raises DatasetError for invalid values, and KeyError for unlisted files."""
         known = {file.path: file for file in files.other}
         columns = {str(name): str(kind) for name, kind in value["columns"].items()}
         of_files = tuple(None if path is None else known[path] for path in value["files"])
@@ -151,7 +151,7 @@ class MediaInfo:
     """One conditioning input of the samples, such as a control video or a mask.
 
     column: metadata column that listed the files. is_optional: True if samples may lack the input.
-    is_still: True if the input is one image per clip, not a video. is_audio: True if it is audio.
+    is_still: True if the input is one image per clip. is_audio: True if the input is audio.
     is_mask: True if the input has one channel.
     is_list: True if a sample may have several images, at most `max_items`.
     """
@@ -183,10 +183,10 @@ class MediaInfo:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFiles:
-    """All files that the manifest lists. The shard table lists the tars and their offsets files.
+    """All files that the manifest lists. Tars and their offsets files are listed in the shard table instead.
 
     packets: one file per samples file, in the same order, or an empty tuple.
-    records: tables of the record keys of all input rows that became samples, for recognizing them later.
+    records: tables of the record keys of input rows, from which a later append recognizes known rows.
     removed: tables of the samples that were removed later; see `removed.py`.
     moved: tables of deleted shards, and of the shards to which their remaining samples were moved.
     other: files for other readers, and files of columns added later.
@@ -244,8 +244,8 @@ class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
     plan: digest of everything that a plan depends on.
-    base: digest of the tars, the index of samples and removed samples, and the rules for reading clips and inputs.
-    content: digest of `base` and of columns added later; equal to `base` if there are none.
+    base: digest of the tars, samples files, tables of removed samples, and rules for reading clips and inputs.
+    content: digest of `base` and of columns added later; equal to `base` without such columns.
     """
 
     plan: str
@@ -254,7 +254,7 @@ class Fingerprints:
 
     @property
     def samples(self) -> str:
-        """Digest of `plan` and `base`: identifies the samples and their order, regardless of columns added later."""
+        """Digest of `plan` and `base`. It identifies the samples and their order, regardless of columns added later."""
         return _digest([f"{self.plan}\n{self.base}\n".encode()])
 
     @staticmethod
@@ -311,7 +311,7 @@ def index_files(manifest: Manifest) -> tuple[FileInfo, ...]:
 
 
 def _field_line(name: str, value: Any) -> list[bytes]:
-    """Return the line that a field of the manifest contributes to a fingerprint. An empty field contributes none."""
+    """Return the lines (one, or none for an empty field) that a manifest field contributes to a fingerprint."""
     return [f"{name} {json.dumps(value, sort_keys=True, separators=(',', ':'))}\n".encode()] if value else []
 
 
@@ -332,7 +332,7 @@ def _digest(lines: Iterable[bytes]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NativeClips:
-    """Encoding of native clips, and their quality: luma PSNR in dB over all clips and per bucket."""
+    """Encoding and quality of native clips. The quality is the luma PSNR in dB over all clips and per bucket."""
 
     encoding: Mapping[str, Any]
     quality: Mapping[str, Any]
@@ -343,7 +343,7 @@ Verb: TypeAlias = Literal["shard", "append", "remove", "merge", "compact", "anno
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change that produced a version from the previous one.
+    """Change that produced a version from the previous version.
 
     num_added, num_removed: numbers of samples that the version adds and removes.
     note: the reason that the user gave, or a short description.
@@ -368,9 +368,9 @@ class Manifest:
 
     clips: "copy", "native" or "text".
     build: inputs of the build, for information only.
-    native: encoding of native clips, or None for other clips.
+    native: encoding and quality of native clips; None for other clips.
     frame_rate: frame rate at which clips are read.
-    model: requirements of the model for which the buckets were chosen, or None.
+    model: requirements of the model for which the buckets were chosen; None if unknown.
     media: conditioning inputs by name. draws: sets of clips that are stored in several buckets.
     columns: groups of columns added later; the last group that contains a column takes precedence.
     version: number of the version, from 1.
@@ -401,7 +401,7 @@ class Manifest:
     merged: tuple[str, ...] = ()
 
     def bucket(self, bucket_id: str) -> Bucket:
-        """Return the bucket with this id. Raises DatasetError if the manifest does not list it."""
+        """Return the bucket with this id. Raises DatasetError if the manifest does not list the bucket."""
         if bucket_id not in self._by_id:
             known = ", ".join(self._by_id) or "no buckets"
             raise DatasetError(
@@ -455,7 +455,7 @@ _FIELDS = {"format", "format_version", CHECKSUM, *(one.name for one in fields(Ma
 
 
 def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
-    """Parse manifest.json. Raises DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
+    """Parse manifest.json. Raises DatasetError if the file is invalid, and IntegrityError if its checksum is wrong."""
     with naming(where):
         value = unsealed_json(data, FORMAT, FORMAT_VERSION)
         if unknown := sorted(set(value) - _FIELDS):
@@ -494,6 +494,6 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
 
 
 def read_manifest(store: Store) -> Manifest:
-    """Return the manifest of the newest version of the dataset in `store`. Raises DatasetError if it is missing."""
+    """Return the manifest of the newest version of the dataset in `store`. Raises DatasetError if there is none."""
     remedy = "pass the DEST of a completed `streamvid shard SOURCE DEST`; if the command was interrupted, run it again"
     return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)

@@ -66,7 +66,8 @@ def _described(columns: pa.Schema) -> str:
 def encode_packets(clips: Sequence[ClipIndex | None], audios: Sequence[AudioIndex | None] = ()) -> bytes:
     """Return the encoded packet table of a shard. Each clip is one row; None becomes a row of nulls.
 
-    audios: index of each clip's audio; empty if no clip has an index. The audio of a clip without an index is omitted.
+    audios: audio index of each clip, or None; empty if no clip has an audio index. The audio of a clip without a packet
+        index is omitted.
     Times are stored as differences from the previous packet, and offsets as gaps after the end of the previous packet.
     """
     import pyarrow as pa
@@ -122,7 +123,7 @@ def _gaps(offsets: Int64s, sizes: Int64s) -> Int64s:
 
 
 def pack_stream(stream: bytes) -> bytes:
-    """Compress the Arrow stream of a table, and prepend its uncompressed length."""
+    """Compress the Arrow stream of a table, and prepend the uncompressed length."""
     import pyarrow as pa
 
     packed: bytes = pa.compress(stream, codec="zstd", asbytes=True)
@@ -154,7 +155,7 @@ class PacketTables:
             raise IntegrityError(f"{where} cannot be read ({error}); copy or rebuild the dataset") from error
 
     def _take(self, columns: dict[str, pa.Array]) -> None:
-        """Decode the packets of all clips at once. Decoding one clip at a time takes ten times as long."""
+        """Decode the packets of all clips at once, which is ten times as fast as decoding one clip at a time."""
         self._columns = columns
         self._texts, self._checksums = columns["stream"], columns["checksums"]
         lists = _Lists(columns, "size", ("time_step", "gap", "flags"))
@@ -216,7 +217,7 @@ class PacketTables:
 
     @cached_property
     def _audio(self) -> tuple[_Lists, Int64s, Int64s, Int64s, Int64s]:
-        """Lists, positions, offsets, heads and counts of the audio packets of all clips, computed on first use."""
+        """Tuple (lists, positions, offsets, heads, counts) of all clips' audio packets, computed on first use."""
         import numpy as np
 
         lists = _Lists(self._columns, "audio_size", ("audio_position_step", "audio_gap", "audio_head", "audio_count"))
@@ -236,7 +237,10 @@ def _fraction(text: object) -> Fraction:
 
 
 class _Lists:
-    """Columns of lists with equal lengths. `edges`: the first packet of each row, and the end of the last row."""
+    """List columns of a table. In each row, the lists of all columns have the same length.
+
+    edges: index of the first packet of each row, followed by the total number of packets.
+    """
 
     def __init__(self, columns: dict[str, pa.Array], sizes: str, others: Sequence[str]) -> None:
         import numpy as np
@@ -250,11 +254,11 @@ class _Lists:
         self.sizes: Int64s = self.numbers(sizes).astype(np.int64)
 
     def numbers(self, name: str) -> Any:
-        """Return the values of all lists of a column, end to end."""
+        """Return the values of all lists of a column, concatenated."""
         return numbers_of(self._columns[name].values)[self._span]
 
     def summed(self, steps: Any) -> Int64s:
-        """Return the cumulative sums within each list."""
+        """Return the cumulative sums of `steps`, which start again at each list."""
         import numpy as np
 
         sums = np.cumsum(steps)

@@ -24,7 +24,7 @@ _Answer: TypeAlias = SimpleQueue[tuple[_Result | None, BaseException | None]]
 
 
 class Stopped(Exception):
-    """Exception that a reader raises if the pass ends while the reader is still reading its file."""
+    """Exception that stops a reader if the pass ends while the reader is still reading a file."""
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
@@ -54,9 +54,9 @@ def count_files(dataset: Dataset) -> int:
 def read_blocks(
     store: Store, path: str, num_bytes: int, stop: threading.Event, version: str = ""
 ) -> Iterator[memoryview]:
-    """Yield a file in blocks of at most 16 MiB. Each block overwrites the previous one.
+    """Yield the bytes of a file in blocks of at most 16 MiB. Each block overwrites the previous block in memory.
 
-    Raises StorageError if the file cannot be read, and Stopped once `stop` is set.
+    Raises StorageError if the file cannot be read, and Stopped when `stop` is set.
     """
     buffer = memoryview(bytearray(min(BLOCK_BYTES, num_bytes)))
     for start in range(0, num_bytes, BLOCK_BYTES):

@@ -38,7 +38,7 @@ class Dataset:
     verified against their checksums before use, and the shard table also against the manifest's fingerprints. A
     mismatch raises IntegrityError.
 
-    where: condition of the view that was opened, or None. Loaders deliver only the samples that meet it.
+    where: condition of the view that was opened, or None. Loaders deliver only samples that match this condition.
     newest: manifest of the version that was the newest when the dataset was opened.
     """
 
@@ -110,9 +110,9 @@ class Dataset:
         check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
-        """Return a view of this dataset that contains only `shard`. Each pass delivers all samples of this shard.
+        """Return this dataset reduced to `shard`. Each pass delivers all samples of the shard.
 
-        The fingerprints stay the same. Do not use the view for operations on the whole dataset, such as filters and
+        The fingerprints stay the same. Do not use the result for operations on the whole dataset, such as filters and
         `samples_table`.
         """
         view = copy.copy(self)
@@ -121,7 +121,7 @@ class Dataset:
         return view
 
     def without_view(self) -> Dataset:
-        """Return this dataset without the condition of a view."""
+        """Return this dataset without the condition of the view under which it was opened."""
         other = copy.copy(self)
         other.where = None
         return other
@@ -143,7 +143,8 @@ class Dataset:
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the index rows of one shard, in the order of its tar. This takes one small read.
 
-        columns: index columns to read; None reads all. Columns that were added later require one more read per file.
+        columns: index columns to read; None reads all. Columns that were added later require one additional read per
+            file that contains them.
         """
         if not self._groups.groups:
             return self._rows(shard, shard.index_path, columns)
@@ -183,7 +184,7 @@ class Dataset:
         return np.setdiff1d(np.arange(self.num_stored(shard), dtype=np.int32), removed, assume_unique=True)
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
-        """Return the paths of the files with the columns that were added to this shard later."""
+        """Return the paths of the files with columns that were added later and apply to this shard."""
         place = self._groups.places[shard.index_path]
         files = (group.files[place] for group in self.manifest.columns)
         return [file.path for file in files if file is not None]
@@ -196,7 +197,7 @@ class Dataset:
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """Return a digest of the values that were added later to these index columns, or None if there are none."""
+        """Return a digest of the values that were added to these index columns later, or None if none were added."""
         return self._groups.digest(columns)
 
     def check_place(
@@ -205,7 +206,7 @@ class Dataset:
         """Verify the location of a shard's packet table, and return it as (path, offset, num_bytes, sha256).
 
         offset, num_bytes, sha256: values from the samples index.
-        Raises IntegrityError if they are invalid (SAFE-1).
+        Raises IntegrityError if these values are invalid (SAFE-1).
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:
@@ -227,7 +228,10 @@ class Dataset:
     def packets(
         self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
     ) -> PacketTables:
-        """Return the packet tables of a shard, with all stored clips. The arguments are values of the samples index."""
+        """Read the packet table of a shard, which covers all stored clips.
+
+        The other arguments are from the samples index.
+        """
         path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
         data = read_range(self.store, path, offset, num_bytes, sha256)
         where = f"{self.url}: the packets of {shard.path} in {path}"
@@ -247,7 +251,7 @@ class Dataset:
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """Schema of the samples files, without columns added later. It is empty for a dataset without samples."""
+        """Schema of the samples files, without columns added later. Datasets without samples have an empty schema."""
         import pyarrow as pa
 
         files = self.manifest.files.samples
@@ -255,7 +259,7 @@ class Dataset:
 
     @property
     def samples_schema(self) -> pa.Schema:
-        """Schema of the samples index, including columns added later. It is empty for a dataset without samples."""
+        """Schema of the samples index, including columns added later. Datasets without samples have an empty schema."""
         stored = self.stored_schema
         return self._groups.schema(stored) if stored.names else stored
 
@@ -273,9 +277,9 @@ class Dataset:
         return tuple(name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX))
 
     def column(self, name: str, option: str = "columns") -> str:
-        """Return the index column for `name`. A user column takes precedence over a built-in column.
+        """Return the name of the index column for `name`. A user column takes precedence over a built-in column.
 
-        Raises ConfigError if neither exists. option: name of the option in the error message.
+        Raises ConfigError if there is no such column. option: name of the option in the error message.
         """
         names = self.samples_schema.names
         for candidate in (USER_PREFIX + name, name):

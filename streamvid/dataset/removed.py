@@ -45,7 +45,8 @@ REMOVED_TYPES = {
 class RemovedSample:
     """One removed sample.
 
-    bucket_id, number, build_id, row: its shard, and its row in that shard.
+    bucket_id, number, build_id: identity of the shard that contains the sample.
+    row: row of the sample in that shard.
     version: number of the first version without the sample.
     """
 
@@ -83,7 +84,7 @@ def read_removed(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Removals:
-    """Rows to omit: shard → ascending int32 row numbers."""
+    """Rows of removed samples by shard, as ascending int32 row numbers."""
 
     rows: Mapping[ShardName, Int32s] = field(default_factory=dict)
 
@@ -103,11 +104,11 @@ class Removals:
         return Removals({name: np.unique(part) for name, part in zip(codes, parts, strict=True)})
 
     def of(self, shard: ShardInfo) -> Int32s | None:
-        """Return the rows to omit from a shard, or None if there are none."""
+        """Return the rows of a shard that readers omit, or None if no sample of the shard was removed."""
         return self.rows.get((shard.bucket_id, shard.number, shard.build_id))
 
     def applied(self, shards: ShardTable) -> ShardTable:
-        """Return the shard table without the removed samples, and without shards that have no other samples."""
+        """Return the shard table without the removed samples. Shards without remaining samples are dropped."""
         num_samples = shards.num_samples.astype(np.int64)
         places = places_of(shards, list(self.rows))
         for place, rows in zip(places.tolist(), self.rows.values(), strict=True):
@@ -120,7 +121,7 @@ class Removals:
 
 
 def places_of(shards: ShardTable, names: Sequence[ShardName]) -> npt.NDArray[np.int64]:
-    """Return the row of each named shard in the table, or -1 if the table does not contain it."""
+    """Return the row of each named shard in the table, or -1 for a shard that the table does not contain."""
     found = np.full(len(names), -1, np.int64)
     wanted = np.array([number << 32 | build_id for _, number, build_id in names], np.int64)
     buckets = np.array([name for name, _, _ in names])

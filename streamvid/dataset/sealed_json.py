@@ -21,7 +21,7 @@ CHECKSUM = "manifest_sha256"
 
 
 def sealed_json(value: Mapping[str, Any]) -> bytes:
-    """Return a manifest's bytes: indented JSON with sorted keys and the checksum of its content."""
+    """Return the bytes of a manifest: indented JSON with sorted keys, including a checksum of the content."""
     sealed = {**value, CHECKSUM: manifest_checksum(value)}
     return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
@@ -34,7 +34,7 @@ def manifest_checksum(value: Mapping[str, Any]) -> str:
 
 
 def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]:
-    """Parse a manifest. Raises DatasetError unless its format, version and checksum are valid."""
+    """Parse a manifest. Raises DatasetError unless the format, the version and the checksum are valid."""
     value: dict[str, Any] = json.loads(data)
     if value.get("format") != format_name:
         raise DatasetError(f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; check the path or URL")
@@ -55,8 +55,13 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 
 @contextmanager
+<<<<<<< HEAD
 def naming(where: str, remedy: str = "copy the file again, or rebuild the dataset") -> Iterator[None]:
     """Convert errors raised while parsing a manifest to DatasetErrors with `where`, the file's name, and `remedy`."""
+=======
+def naming(where: str, remedy: str = "copy it again, or rebuild the dataset") -> Iterator[None]:
+    """Convert errors raised while parsing the manifest `where` to DatasetErrors that contain `where` and `remedy`."""
+>>>>>>> tx5-t
     try:
         yield
     except IntegrityError as error:
@@ -69,9 +74,10 @@ def naming(where: str, remedy: str = "copy the file again, or rebuild the datase
 
 
 def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str, path: str = MANIFEST) -> T:
-    """Read the manifest at `path` and return `parse(data, name)`. Data that cannot be parsed is read again (FETCH-1).
+    """Read the manifest at `path`, and return the result of `parse(data, name)`.
 
-    Raises the same errors as `parse`, and DatasetError with the texts `nothing` and `remedy` if there is no manifest.
+    If the data cannot be parsed, it is read again (FETCH-1). Raises the same errors as `parse`. If there is no
+    manifest, raises DatasetError with the texts `nothing` and `remedy`.
     """
     size = store.size(path)
     if size is None:

@@ -48,7 +48,7 @@ _PATHS: dict[str, Callable[[str], str]] = {"bucket_id": lambda name: shard_path(
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Dictionary-encoded string column: distinct strings in order of appearance, and the code of each row."""
+    """Dictionary-encoded string column: the distinct strings in order of appearance, and one code (index) per row."""
 
     names: tuple[str, ...]
     codes: Int32s
@@ -105,11 +105,11 @@ class ShardTable(Sequence[ShardInfo]):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Splits that have shards."""
+        """Names of the splits that have shards."""
         return self.split.names
 
     def select(self, split: str) -> dict[str, Int64s]:
-        """Return a split's shards as bucket id → ascending int64 row numbers, with buckets in order of appearance.
+        """Return the ascending int64 row numbers of a split's shards by bucket id, with buckets in order of appearance.
 
         The mapping is empty if the split has no shards.
         """
@@ -123,7 +123,7 @@ class ShardTable(Sequence[ShardInfo]):
         return {self.bucket_id[int(group[0])]: group for group in groups}
 
     def only(self, shard: ShardInfo) -> ShardTable:
-        """Return a table with only this shard. Raises KeyError if the table does not contain it."""
+        """Return a table that contains only this shard. Raises KeyError if this table does not contain the shard."""
         mine = np.flatnonzero((self.number == shard.number) & (self.index_row_group == shard.index_row_group))
         rows = [row for row in mine.tolist() if self[row] == shard]
         if not rows:
@@ -133,7 +133,10 @@ class ShardTable(Sequence[ShardInfo]):
         return ShardTable(**columns)
 
     def taken(self, rows: Int64s, num_samples: Int64s | None = None) -> ShardTable:
-        """Return a table of the given rows, in this order. num_samples: their sample counts, if these changed."""
+        """Return a table of the given rows, in the given order.
+
+        num_samples: new sample counts of these rows, if any.
+        """
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*_NUMBERS, *_DIGESTS)}
         for name in _NAMES:
             column = getattr(self, name)
@@ -208,7 +211,7 @@ def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
 
 
 def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> None:
-    """Raise DatasetError if draw sets share shards, or if the shards of a set do not match in all its buckets."""
+    """Raise DatasetError if draw sets share shards, or if the shards of a set do not match in all of its buckets."""
     numbers: dict[str, dict[int, int]] = {}
     for one in sets:
         alike: list[list[tuple[int, str]]] = []
@@ -231,7 +234,7 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
 
 
 def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:
-    """Return the shards of a bucket as shard number → row in the table."""
+    """Return the table rows of a bucket's shards by shard number."""
     found = np.flatnonzero([name == bucket_id for name in shards.bucket_id.names])
     mine = np.flatnonzero(shards.bucket_id.codes == (found[0] if len(found) else -1))
     return dict(zip(shards.number[mine].tolist(), mine.tolist(), strict=True))
@@ -245,13 +248,13 @@ def largest_clip(shards: Sequence[ShardInfo]) -> int:
 
 
 def exact_sum(values: npt.NDArray[np.integer[Any]]) -> int:
-    """Return the sum of a column as a Python int, because the values of a damaged file could overflow int64."""
+    """Return the exact sum of a column as a Python int. The sum of a damaged column could overflow int64."""
     wide = values.astype(np.int64, copy=False)
     return (int((wide >> 32).sum()) << 32) + int((wide & 0xFFFFFFFF).sum())
 
 
 class ShardTableBuilder:
-    """Builder of a shard table from verified record batches. It needs no more memory than the table.
+    """Builder of a shard table from verified record batches. It needs no more memory than the finished table.
 
     Batches must have the columns of ShardInfo with the types of the format, and no nulls.
     """
@@ -262,7 +265,7 @@ class ShardTableBuilder:
         self._num_rows = 0
 
     def expect(self, num_rows: int) -> None:
-        """Reserve memory for more rows. Joining parts at the end would need twice the memory of the table."""
+        """Reserve memory for `num_rows` more rows. Joining separate parts would need twice the memory of the table."""
         for name, kind in _KINDS.items():
             column = np.empty(self._num_rows + num_rows, kind)
             column[: self._num_rows] = self._columns[name][: self._num_rows]

@@ -49,7 +49,7 @@ class Member:
 
 
 def check_member(key: str, extension: str, num_bytes: int) -> None:
-    """Raise ConfigError for a member that some readers of WebDataset tars would lose or merge with another member."""
+    """Raise ConfigError for a member that some WebDataset readers would lose or confuse with another member."""
     name = f"{key}.{extension}"
     if not KEY.fullmatch(key):
         raise ConfigError(f"key {key!r} is not allowed; use one or more ASCII letters, digits, '_' and '-'")
@@ -71,7 +71,7 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
 
 
 def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
-    """Write an uncompressed USTAR tar with reproducible bytes. samples: (key, {extension: data}) tuples.
+    """Write an uncompressed USTAR tar with reproducible bytes. samples: (key, {extension: data}) for each sample.
 
     The members of a sample are adjacent, in the order of their extensions. Raises ConfigError for a key, an extension
     or a size that some readers do not support.
@@ -90,8 +90,8 @@ def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]
 def scan_tar(file: BinaryIO) -> Iterator[Member]:
     """Yield the members of a tar, reading headers only.
 
-    Raises IntegrityError for anything but plain USTAR files (no links, no PAX or GNU headers), for a wrong header
-    checksum, and for a tar that ends early. A damaged tar is therefore never mistaken for a shorter tar.
+    Raises IntegrityError for anything but regular files with USTAR headers (such as links, and PAX or GNU headers), for
+    a wrong header checksum, and for a tar that ends early. A damaged tar is therefore never mistaken for a shorter tar.
     """
     offset = 0
     while True:
@@ -107,7 +107,10 @@ def scan_tar(file: BinaryIO) -> Iterator[Member]:
 
 
 def parse_header(header: bytes, offset: int) -> Member:
-    """Return the member that a 512-byte USTAR header at `offset` describes. Raises IntegrityError if it is invalid."""
+    """Return the member that a 512-byte USTAR header at `offset` describes.
+
+    Raises IntegrityError for an invalid header.
+    """
     computed = sum(header[:148]) + 8 * 32 + sum(header[156:])
     try:
         stored = int(header[148:156].split(b"\0")[0], 8)
@@ -125,7 +128,7 @@ def parse_header(header: bytes, offset: int) -> Member:
 
 
 def tar_index(members: Sequence[Member]) -> bytes:
-    """Return Energon's `.tar.idx`: the offset of each sample and the end of the last one, as little-endian uint64."""
+    """Return the bytes of Energon's `.tar.idx`: the offset of each sample, then the end, as little-endian uint64."""
     offsets: list[int] = []
     last_key = None
     for member in members:

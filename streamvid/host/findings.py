@@ -21,9 +21,9 @@ _MOST_RECENT = 1 << 16
 class Findings(Mapping[Key, Any]):
     """Mapping of keys to JSON values that uses about 40 bytes of memory per key. Thread-safe.
 
-    Small data stays in memory. The file is in the system's temporary directory (TMPDIR). It has no name, so it
-    disappears when the process ends. Keys are looked up by hash. With n keys, the probability that two of them have
-    the same hash, so that the mapping loses one, is n**2 / 2**65. Hashes differ between runs, so the next run finds
+    Small data stays in memory. Other data is in an unlinked file in the system's temporary directory (TMPDIR), which
+    disappears when the process ends. Keys are looked up by hash. With n keys, the probability that two keys have the
+    same hash is n**2 / 2**65; one of these two keys is then lost. Hashes differ between runs, so the next run finds
     both.
 
     Methods raise OSError if the file cannot be written or read.
@@ -89,7 +89,7 @@ class Findings(Mapping[Key, Any]):
         return finding
 
     def __contains__(self, key: object) -> bool:
-        """Return True if there is a finding for this key. The finding itself is not read."""
+        """Return True if there is a finding for this key, without reading the finding."""
         with self._lock:
             return self._place(hash(key)) is not None
 

@@ -14,9 +14,9 @@ class _NoPandas(MetaPathFinder):
 
 
 def skip_pandas() -> None:
-    """Make pyarrow work without pandas in this process, as it does where pandas is not installed.
+    """Make pyarrow work without pandas in this process, as if pandas were not installed.
 
-    Otherwise pyarrow imports pandas when it first converts a Python value, which takes 0.3 s and 40 MB, although it
-    uses pandas only to convert data to and from pandas. Call this only in processes that do not run users' code.
+    By default, pyarrow imports pandas when it first converts a Python value, which takes 0.3 s and 40 MB. pyarrow needs
+    pandas only to convert data to and from pandas. Call this only in processes that do not run users' code.
     """
     sys.meta_path.insert(0, _NoPandas())

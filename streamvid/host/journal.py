@@ -21,8 +21,10 @@ _DIGEST_LETTERS = 16
 class Journal:
     """Journal of findings by key. Each line has a checksum; incomplete and damaged lines are ignored. Thread-safe.
 
-    A key is a file state, followed by the other values that identify the finding.
-    header: settings on which the findings depend; a file with a different header is overwritten.
+    A key consists of a file state and the other values that identify the finding.
+
+    header: settings on which the findings depend. A file with a different header is overwritten.
+
     The constructor reads the findings in the file. New findings are written only inside a `with` block, unless
     `writable` is False. The file is not locked. Methods raise OSError if the file cannot be read or written.
     """
@@ -42,8 +44,9 @@ class Journal:
     def include(self, lines: Iterable[bytes]) -> int:
         """Add the findings of another journal for this run.
 
-        lines: content of the journal, whose last line may be incomplete.
-        Return the size of the complete lines in bytes, or 0 if the headers differ.
+        Return the size of the complete lines in bytes, or 0 if the headers of the two journals differ.
+
+        lines: content of the other journal, whose last line may be incomplete.
         """
         lines = iter(lines)
         header = next(lines, b"")
@@ -92,7 +95,7 @@ class Journal:
 
 
 def include_any(findings: Findings, lines: Iterable[bytes]) -> None:
-    """Add the findings of a journal, whatever its header. lines: its content; the last line may be incomplete."""
+    """Add the findings of a journal with any header. lines: content of the journal; the last line may be incomplete."""
     for line in lines:
         for key, payload in _entry(line) if line.endswith(b"\n") else ():
             findings.put(key, payload)
@@ -107,7 +110,7 @@ def _entry(line: bytes) -> Iterator[tuple[Key, bytes]]:
 
 
 def _payload(line: bytes) -> bytes:
-    """Return the part of a line that its checksum covers, or b"" if the checksum is wrong."""
+    """Return the part of a line that the checksum in the line covers, or b"" if the checksum is wrong."""
     digest, _, payload = line.removesuffix(b"\n").partition(b" ")
     return payload if digest == _digest(payload) else b""
 

@@ -21,7 +21,10 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.2
 
 
 class FileLock:
-    """Lock that is held until `release` is called or a `with` block ends. descriptor: descriptor of the locked file."""
+    """Lock that is held until `release` is called or the `with` block ends.
+
+    descriptor: descriptor of the locked file.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -79,7 +82,7 @@ def wait_for_lock(
 ) -> FileLock:
     """Lock a file, creating it if necessary. Symbolic links are not followed.
 
-    on_wait: function that is called before each pause.
+    on_wait: function that is called before each pause between two attempts.
     Raises TimeoutError if another process still holds the lock after `wait_seconds`, and OSError if the file cannot be
     opened or locked.
     """
@@ -118,7 +121,7 @@ def try_lock(path: str | Path, mode: int = 0o666) -> FileLock | None:
 
 
 def _flock(descriptor: int, *, wanted: bool) -> bool:
-    """Acquire the lock if `wanted`, else release it. Return False if another process holds the lock."""
+    """Acquire the lock if `wanted`; otherwise, release it. Return False if another process holds the lock."""
     import fcntl
 
     try:

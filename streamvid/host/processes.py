@@ -41,9 +41,11 @@ def start_worker(
     *,
     opens_stores: bool,
 ) -> subprocess.Popen[bytes]:
-    """Start a worker that calls `entry` ("module:function") with the numbers of `descriptors`, followed by `arguments`.
+    """Start a worker process that calls the function `entry`, given as "module:function".
 
-    All arguments are passed as text. The first descriptor is a socket; closing its other end ends the worker.
+    The arguments of the function are the numbers of `descriptors`, followed by `arguments`, all as text. The first
+    descriptor is a socket; closing the other end of the socket ends the worker.
+
     environment: defaults for environment variables that this process does not set.
     opens_stores: True if the worker opens object stores. Only then does it receive variables that may be credentials:
         a hostile file that takes over a decoder must not find any (SAFE-1).
@@ -77,7 +79,7 @@ def start_worker(
 
 
 def _inherited(opens_stores: bool) -> dict[str, str]:
-    """Return this process's environment, without credentials unless the worker opens stores."""
+    """Return the environment for a worker: that of this process, without credentials unless the worker opens stores."""
     if opens_stores:
         return dict(os.environ)
     names = (name for name in os.environ if name in _PASSED or name.startswith(_PASSED_PREFIXES))
@@ -85,7 +87,7 @@ def _inherited(opens_stores: bool) -> dict[str, str]:
 
 
 def end_workers(workers: Sequence[subprocess.Popen[bytes]], grace_seconds: float = 0.0) -> None:
-    """Wait for workers to end by themselves, kill those that still run after `grace_seconds`, and reap all of them."""
+    """Wait for workers to end by themselves. Kill the workers that still run after `grace_seconds`, and reap all."""
     deadline = time.monotonic() + grace_seconds
     for worker in workers:
         try:

@@ -15,7 +15,7 @@ class RangeFile(io.RawIOBase):
         self.num_bytes, self._position = num_bytes, 0
 
     def fill(self, start: int, buffer: memoryview) -> int:
-        """Fill a buffer with the file's bytes, starting at `start`. Return the number of bytes read."""
+        """Fill a buffer with the bytes of the file, starting at offset `start`. Return the number of bytes read."""
         raise NotImplementedError
 
     def readable(self) -> bool:

@@ -12,9 +12,9 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return the memory in bytes that this process may use. It includes shared memory.
+    """Return how much memory this process may use, including shared memory, in bytes.
 
-    The result is the smallest of the machine's memory and the memory limits of the process's control groups.
+    The result is the minimum of the machine's memory and the memory limits of the process's control groups.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for controllers, path in _groups(groups):
@@ -48,7 +48,10 @@ def user_cache(name: str) -> Path:
 
 
 def _groups(groups: Path) -> Iterator[tuple[list[str], Path]]:
-    """Yield (controllers, path) for each control group of this process. With cgroup v2, `controllers` is empty."""
+    """Yield (controllers, path) for each control group of this process.
+
+    In cgroup v2, the list of controllers is empty.
+    """
     try:
         lines = groups.read_text().splitlines()
     except OSError:  # not Linux, or no /proc
@@ -59,9 +62,10 @@ def _groups(groups: Path) -> Iterator[tuple[list[str], Path]]:
 
 
 def _settings(root: Path, group: Path, name: str) -> Iterator[str]:
-    """Yield the values of a setting in a group and in its parent groups.
+    """Yield the values of a setting in a control group and in its parent groups.
 
-    A container sees its own group as the root, whatever its path on the host, so all levels are tried.
+    A container sees its own group as the root, although the group may have a longer path on the host. All levels of the
+    path are therefore tried.
     """
     for place in (group, *group.parents):
         try:

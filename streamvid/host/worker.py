@@ -15,9 +15,10 @@ SHOW_STACK = signal.SIGQUIT
 
 
 def main(entry: str, parent_fd: str, socket_fd: str, *arguments: str) -> None:
-    """Call `entry` ("module:function") with the socket's descriptor number and the arguments, all as text.
+    """Call the function `entry`, given as "module:function", with the socket's descriptor number and the arguments.
 
-    The process ends, whatever it is doing, when its parent dies or the other end of the socket is closed.
+    All arguments are passed as text. The process ends at once when its parent dies or the other end of the socket is
+    closed.
     """
     # The parent handles Ctrl-C and the signals that schedulers send to each process of a job long before its end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, SHOW_STACK):

@@ -138,7 +138,7 @@ def plan_append(
     progress: Progress | None = None,
     on_input: OnInput | None = None,
 ) -> ShardReport:
-    """Run all stages of `append_to` up to the shard plan, without writing anything."""
+    """Run all stages of `append_to` up to the shard plan without writing anything, and return the report."""
     place = find_destination(check_newest(dataset), options)
     return plan_build(source, place, options, progress, on_input, Base(Dataset(place.store)))
 

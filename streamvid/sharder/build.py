@@ -44,8 +44,9 @@ _REQUESTS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class ShardUnit:
-    """Unit of work that builds one shard. folder: the plan's folder inside the staging folder.
+    """Unit of work that builds one shard.
 
+    folder: the plan's folder inside the staging folder.
     has_audio: False to omit the audio of clips.
     """
 
@@ -74,8 +75,9 @@ def input_sha256(shard: PlannedShard) -> str:
 class Marker:
     """Record of a finished shard: checksums and sizes of the written files.
 
-    member_offsets, member_sha256: per sample, the tar offsets and checksums of its clip and conditioning inputs.
-    audio: per sample, the fields of its AudioEntry, or None if its clip has no audio.
+    member_offsets, member_sha256: for each sample, the tar offsets and the checksums of its clip and conditioning
+        inputs, in the same order.
+    audio: for each sample, the fields of its AudioEntry, or None if the clip has no audio.
     """
 
     input_sha256: str
@@ -90,7 +92,10 @@ class Marker:
 
 
 def sample_json(sample: PlannedSample) -> str:
-    """Return a sample's `.json` member for other readers. Sizes are in pixels, and durations are in seconds."""
+    """Return the text of a sample's `.json` member, which other tools read.
+
+    Sizes are in pixels, durations in seconds.
+    """
     value = {
         "columns": sample.record.columns,
         "duration_seconds": sample.clip.duration_seconds,
@@ -123,12 +128,15 @@ def packets_path(staging: Path, path: str) -> Path:
 
 
 def load_marker(staging: Path, path: str) -> Marker:
-    """Load a shard's marker. Raises OSError if it cannot be read, and ValueError or TypeError if it is invalid."""
+    """Load a shard's marker.
+
+    Raises OSError if the file cannot be read, and ValueError or TypeError if it is invalid.
+    """
     return Marker(**json.loads(marker_path(staging, path).read_bytes()))
 
 
 def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Return True if a shard is finished and was built from the same input. sizes: result of `shard_sizes`."""
+    """Return True if a shard is finished and its marker records the same input. sizes: result of `shard_sizes`."""
     try:
         marker = load_marker(folder, shard.path)
         packets = packets_path(folder, shard.path).read_bytes()
@@ -141,7 +149,7 @@ def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> 
 
 
 def shard_sizes(store: Store, shards: Sequence[PlannedShard]) -> dict[str, int]:
-    """Return the sizes in bytes, by path, of these shards' tars and offsets files that exist in the store."""
+    """Return the sizes of these shards' tars and offsets files by path, in bytes. Missing files are omitted."""
     if all(shard.build_id == 0 for shard in shards):  # the store contains no other dataset
         return {state.path: state.num_bytes for state in store.files("shards")}
     paths = [path for shard in shards for path in (shard.path, offsets_path(shard.path))]
@@ -153,7 +161,8 @@ def shard_sizes(store: Store, shards: Sequence[PlannedShard]) -> dict[str, int]:
 def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
     """Build every shard of this task that is not finished yet. Raises the same errors as `build_shard`.
 
-    Encoded and cut clips are removed as soon as no unfinished shard needs them, unless other tasks may need them.
+    Encoded and cut clips are removed when no unfinished shard of this task needs them, unless other tasks may need
+    them.
     """
     folder = staging.plan_folder(plan.sha256)
     shards = [shard for shard in staging.share.of(plan.shards) if shard.samples]
@@ -213,7 +222,7 @@ def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardO
 
 
 def _drop_clips(shard: PlannedShard, clips: ClipFolder, uses: Counter[str]) -> None:
-    """Remove the clips that were made for a finished shard, except those that another shard still needs."""
+    """Remove the clips that were made for a finished shard, except clips that another shard still needs."""
     uses.subtract(_made_clips(shard))
     for name in set(_made_clips(shard)):
         if not uses[name]:
@@ -221,7 +230,7 @@ def _drop_clips(shard: PlannedShard, clips: ClipFolder, uses: Counter[str]) -> N
 
 
 def _made_clips(shard: PlannedShard) -> Iterator[str]:
-    """Yield the names of the clips that were made. All other clips are the user's files, which are never removed."""
+    """Yield the names of a shard's clips that were encoded or cut. All other clips are files of the user."""
     return (clip.path for sample in shard.samples for _, _, clip in sample.members if clip.is_made)
 
 
@@ -232,7 +241,9 @@ def _paths(shards: Iterable[PlannedShard]) -> Iterator[str]:
 
 
 def build_shard(unit: ShardUnit) -> None:
-    """Write a shard's offsets, tar, packets and marker, in this order and each atomically. Runs in a worker.
+    """Write a shard's offsets, tar, packets and marker, in this order. Each file is written atomically.
+
+    Runs in a worker.
 
     Raises SourceError if a file has changed since it was probed, and StorageError if writing fails or an encoded or
     cut clip is damaged.
@@ -313,11 +324,10 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
 
 def _audio_of(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, AudioIndex | None]:
-    """Return the facts and the packets of a clip's audio, as far as they are known.
+    """Return the index entry and the packet index of a clip's audio.
 
-    Both are None if the clip has no audio.
-
-    Audio that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
+    Both are None if the clip has no audio. If the audio does not decode, its entry contains no measured facts, so that
+    the loader reports the problem (BAD-1).
     """
     from streamvid.video.limits import STORED_LIMITS
     from streamvid.video.survey.audio_facts import index_with_facts
@@ -343,7 +353,10 @@ def _audio_of(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, Au
 
 
 def _read(clip: Clip, file: Record | MediaFile, unit: ShardUnit) -> bytes:
-    """Read a clip. Raises SourceError if its source has changed, and StorageError if a made clip is damaged."""
+    """Return the bytes of a clip.
+
+    Raises SourceError if its source has changed, and StorageError if a made clip is damaged.
+    """
     if clip.sha256:
         return unit.clips.read(clip.path, file.source, clip.sha256)
     return file.media(unit.storage).read()

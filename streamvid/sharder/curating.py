@@ -37,7 +37,7 @@ _LIMIT = "encode_timeout_seconds"  # the limit for every other decode of a whole
 def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
     """Return the records with the columns that curation will fill.
 
-    Raises SourceError if the metadata already contains one of them.
+    Raises SourceError if the metadata already contains one of these columns.
     """
     for column in options.curation.columns:
         if column.name in records.user_types:
@@ -66,11 +66,11 @@ def curate(
     progress: Progress,
     folder: Path | None = None,
 ) -> RecordSet:
-    """Measure the files of the records, or this task's share of them. Return the records with their figures.
+    """Measure the files of the records, or this task's share of these files. Return the records with their figures.
 
-    With `scene_cuts`, a record becomes one record per scene. A record whose file does not decode, or whose time range
-    does not fit its video, becomes a rejection. A record that probing rejected is kept, so that its rejection reports
-    the reason from probing. For the other arguments, see `probe_all`.
+    With `scene_cuts`, each record is replaced with one record per scene. A record whose file does not decode, or whose
+    time range does not fit its video, becomes a rejection. A record that probing rejected is kept, so that its
+    rejection reports the reason from probing. For the other arguments, see `probe_all`.
     Raises TasksUnfinished unless other tasks have measured the remaining files.
     """
     spans = _Spans.of(records, probes)
@@ -97,7 +97,7 @@ def curate(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile(ProbedFile):
-    """File with the spans of its records, each of which has its own finding."""
+    """File, and the spans of its records. Each span has its own finding."""
 
     spans: tuple[Span, ...]
 
@@ -130,7 +130,7 @@ class _Spans:
         return zip(self.starts.tolist(), self.stops.tolist(), strict=True)
 
     def files(self) -> Rows[MeasuredFile]:
-        """Return the files that must be decoded, in the order of their first records."""
+        """Return the files that must be decoded, in the order of the first record of each file."""
         is_measured = (self.stops > 0).tolist()
         names = ("path", "num_bytes", "version", "source")
         rows = zip(self.records.tuples(*names), self, strict=True)
@@ -142,12 +142,12 @@ class _Spans:
 
 
 def _merged(files: Sequence[MeasuredFile]) -> MeasuredFile:
-    """Merge entries of one file into a single entry with all of their spans."""
+    """Merge several entries for the same file into a single entry with the spans of all entries."""
     return replace(files[0], spans=tuple(dict.fromkeys(span for file in files for span in file.spans)))
 
 
 def _span(record: Record, probe: Probe) -> Span:
-    """Return the frames of a record. Raises Rejected if its time range does not fit the video."""
+    """Return the range of frames that a record uses. Raises Rejected if its time range does not fit the video."""
     if record.time_range is None or probe.is_image:
         return 0, probe.num_frames
     frames = Timing.from_text(probe.timing).frames_in(record.time_range)
@@ -155,7 +155,7 @@ def _span(record: Record, probe: Probe) -> Span:
 
 
 def _curated(record: Record, probe: Probe | Rejected, span: Span, findings: Mapping[Key, Finding]) -> Iterator[Record]:
-    """Yield the record with its figures, or one record per scene. Raises Rejected if its file could not be measured."""
+    """Yield the record, or one record per scene, with figures. Raises Rejected if the file could not be measured."""
     if isinstance(probe, Rejected):
         yield record
         return
@@ -179,7 +179,7 @@ def _curated(record: Record, probe: Probe | Rejected, span: Span, findings: Mapp
 
 
 def _columns(figures: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the columns that contain these figures. If black bars could not be measured, their sizes are 0."""
+    """Return the column values for these figures. If black bars could not be measured, their sizes are 0."""
     found = {name: value for name, value in figures.items() if name not in (BARS, SIGNATURE)}
     if BARS in figures:
         found |= zip(BAR_COLUMNS, figures[BARS] or NO_MARGINS, strict=True)
@@ -187,6 +187,6 @@ def _columns(figures: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _time_range(timing: Timing, start: int, stop: int) -> TimeRange:
-    """Return the time range that contains the frames from `start` up to, but not including, frame `stop`."""
+    """Return the time range that contains frames `start` to `stop` (exclusive)."""
     begin = (timing.timestamps[start] - timing.timestamps[0]) * timing.time_base
     return TimeRange(begin, begin + timing.seconds(start, stop))

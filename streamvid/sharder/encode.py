@@ -50,9 +50,9 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode or cut the clips that are missing. Return an assignment in which failed clips have become rejections.
+    """Encode or cut the missing clips. Return an assignment in which samples with failed clips are rejections.
 
-    Raises TasksUnfinished if other tasks have not made all of their clips yet.
+    Raises TasksUnfinished if other tasks have not finished their clips yet.
     """
     wanted = _wanted(assignment.samples, options)
     if staging.share.is_whole:
@@ -84,7 +84,7 @@ def _encoded(
     options: ShardOptions,
     rejections: list[Rejection],
 ) -> Iterator[PlannedSample]:
-    """Yield the samples with the clips that were made. Samples with a clip that failed become `rejections` instead."""
+    """Yield the samples with the clips that were made. Samples with a failed clip are added to `rejections` instead."""
     for sample in samples:
         clips = []
         for job in jobs_of(sample, options):
@@ -103,7 +103,9 @@ def _encoded(
 def restore_clips(
     samples: Iterable[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Re-create the missing clips of these samples. Remove all other clips, unless other tasks may need them.
+    """Re-create the missing clips of these samples.
+
+    Remove the clips of other samples, unless other tasks may need them.
 
     Raises StorageError if a clip cannot be re-created with the same bytes.
     """
@@ -127,8 +129,9 @@ class Job:
     """Job that encodes a file or cuts a clip from it. The file is a sample's source or one of its conditioning inputs.
 
     clip: facts that are known before the clip is made.
-    follows: for a conditioning video or audio, the Timing of the sample's source as text; otherwise "".
-    audio_seconds: for conditioning audio, the time from the zero of its file to its end; None for other files.
+    follows: for conditioning videos and audio, the Timing of the sample's source as text; otherwise "".
+    audio_seconds: for conditioning audio, the time in seconds from the zero of the file to the end of the audio; None
+        for other files.
     source_bytes: size of a source video in bytes, multiplied by the fraction of its frames that the window contains; 0
         for other files.
     bars: black bars to crop; see Record.
@@ -149,7 +152,7 @@ class Job:
 
     @property
     def key(self) -> Key:
-        """Key of the clip, unique among clips with the same encoding settings."""
+        """Key of the clip, which is unique among clips with the same encoding settings."""
         window, bucket = self.window, self.bucket
         if self.is_cut:  # it is the same for all buckets
             return (*file_state(self.file), window.start, window.num_frames)
@@ -161,9 +164,9 @@ class Job:
 
 
 def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
-    """Return the jobs of a sample: one for its clip, then one per file of its conditioning inputs.
+    """Return the jobs of a sample: one job for its clip, then one job per file of its conditioning inputs.
 
-    A copied clip has one job if it is only part of its source, and none otherwise.
+    Copies that are whole source files need no jobs.
     """
     probe = sample.probe
     if not options.clips.is_native:
@@ -219,7 +222,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
 
 def _audio_codec(job: Job, options: ShardOptions) -> MadeAudioCodec | None:
-    """Return the codec of a job's audio, or None to omit the audio. Conditioning audio is always stored."""
+    """Return the codec in which a job stores audio, or None to omit the audio. Conditioning audio is always stored."""
     if job.audio_seconds is not None:
         return options.clips.made_audio or DEFAULT_AUDIO_CODEC
     return None if job.label else options.clips.made_audio
@@ -250,7 +253,7 @@ def journal_header(options: ShardOptions) -> dict[str, object]:
 def _holds(finding: Finding | None, options: ShardOptions) -> bool:
     """Return True if a finding is still valid.
 
-    A clip that was rejected under different worker limits is encoded again.
+    A rejection is not valid if it was recorded under different worker limits; the clip is then made again.
     """
     return finding is not None and finding.get("worker_limits", _worker_limits(options)) == _worker_limits(options)
 
@@ -264,7 +267,7 @@ def _name(key: Key) -> str:
 
 
 def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
-    """Return the clip. Raises Rejected if it could not be made, or does not meet the requirements for native clips."""
+    """Return the clip of a job. Raises Rejected if the clip could not be made or does not satisfy the options."""
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
     clip = Clip(**{**finding, "path": _name(job.key)})
@@ -292,10 +295,9 @@ def _max_bytes(job: Job, options: ShardOptions) -> float | None:
 
 @dataclass
 class _Growth:
-    """Comparison of the sizes of clips and sources. If the encoded clips are larger, a warning is logged once.
+    """Comparison of the sizes of encoded clips and their sources. A warning is logged once if the clips are larger.
 
-    The sizes are compared at the end and, so that the warning appears early, after every clip, beginning with the
-    hundredth.
+    The sizes are compared after every clip from the hundredth on, so that the warning appears early, and at the end.
     """
 
     num_clips: int = 0

@@ -36,7 +36,7 @@ class MediaColumn:
 
     @property
     def stem(self) -> str:
-        """Prefix of the extensions of this input's tar members."""
+        """Prefix of the extensions of the tar members that contain this input."""
         return self.name.replace("_", "")
 
     def __str__(self) -> str:
@@ -75,7 +75,10 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
 
 
 def file_keys(text: str) -> tuple[str, dict[str, str]]:
-    """Parse DiffSynth's data_file_keys, such as `video,control_video`. Return (clip column, optional inputs)."""
+    """Parse DiffSynth's data_file_keys, such as `video,control_video`.
+
+    Return (clip column, columns of optional inputs).
+    """
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
         raise ConfigError(

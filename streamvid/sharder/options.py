@@ -155,7 +155,7 @@ class ClipOptions:
 
     @property
     def made_audio(self) -> MadeAudioCodec | None:
-        """Codec of the audio of clips that are encoded or cut, or None to omit it. Cut clips keep every sample."""
+        """Codec of the audio in encoded and cut clips, or None to omit the audio. Cut clips store audio losslessly."""
         if self.audio == "drop":
             return None
         return (self.audio_codec or DEFAULT_AUDIO_CODEC) if self.is_native else "flac"
@@ -372,7 +372,7 @@ class ShardOptions:
 
     @property
     def divides_files(self) -> bool:
-        """True if a sample may be only part of its source."""
+        """True if a sample may contain only part of its source."""
         cuts = (self.source.time_columns, self.clips.max_clip_seconds is not None, self.curation.scene_cuts)
         return any(cuts)
 
@@ -383,7 +383,7 @@ class ShardOptions:
 
     @property
     def cuts_copies(self) -> bool:
-        """True if a copied clip may be only part of its source."""
+        """True if a copied clip may contain only part of its source."""
         return self.divides_files and self.clips.kind == "copy"
 
     @cached_property
@@ -393,7 +393,7 @@ class ShardOptions:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frame rate to which native clips are resampled, or None to keep the source's rate, as for copies."""
+        """Frame rate to which native clips are resampled; None for copies, and to keep the source's rate."""
         return self.frame_rate.fps if self.clips.is_native else None
 
     @cached_property
@@ -412,18 +412,18 @@ class ShardOptions:
         return self.config.table
 
     def cut_json(self) -> dict[str, object]:
-        """Return everything that determines the bytes of a clip that is cut from its source, except the source."""
+        """Return everything except the source that determines the bytes of a cut clip."""
         versions = encoder_versions()
         return {"audio": self.clips.made_audio, "versions": {name: versions[name] for name in ("av", "ffmpeg")}}
 
     def encoding_json(self) -> dict[str, object]:
-        """Return everything that determines the bytes of a native clip, except its source and size."""
+        """Return everything except the source and the size that determines the bytes of a native clip."""
         fps = None if self.rate is None else str(self.rate)
         own = {"fps": fps, "audio": self.clips.made_audio, "versions": encoder_versions()}
         return {**asdict(self.clips.encoding), **own}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that determine the dataset's content, as the manifest stores them."""
+        """Return the options that determine the dataset's content, in the form that the manifest stores."""
         value = {
             **stored_buckets(self.config),
             "clips": self.clips.kind,

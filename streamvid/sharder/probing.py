@@ -44,12 +44,12 @@ Probes: TypeAlias = Callable[[Record | MediaFile], Probe | Rejected]
 
 
 def note(journal: Journal, key: Key, finding: Finding) -> None:
-    """Store a finding. A "fault" or "memory" finding is not final, because the next run may succeed."""
+    """Store a finding in the journal. Findings of kind "fault" or "memory" are not final: the next run may succeed."""
     journal.add(key, finding, is_final=finding.get("kind") not in ("fault", "memory"))
 
 
 def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
-    """Return the rejection that a finding contains, or None if it contains none."""
+    """Return the rejection that a finding contains, or None if the finding is not a rejection."""
     if "rejected" not in finding:
         return None
     # A sealed dataset contains no path of this machine (SHARD-1).
@@ -68,7 +68,9 @@ def run_units(
 ) -> Iterator[tuple[int, Finding]]:
     """Run units of work in worker processes; yield (unit index, finding) as the units finish.
 
-    A crash becomes a rejection. handler: module-level function that workers call with each unit.
+    A crash becomes a rejection.
+
+    handler: module-level function that workers call with each unit.
     uses: paths and URLs that the units read or write.
     limit: name of the option that limits the time per unit.
     """
@@ -86,7 +88,7 @@ def run_units(
 
 
 class WorkFile(Protocol):
-    """File that is the subject of one unit of work. keys: keys of its findings."""
+    """File that one unit of work processes. keys: keys of the file's findings."""
 
     @property
     def path(self) -> str: ...
@@ -110,12 +112,14 @@ def run_missing(
     held_fd: int,
     progress: Progress,
 ) -> None:
-    """Run the units of this task whose findings the journal lacks, and add their findings to it.
+    """Run those units of this task whose findings are not in the journal yet, and add the findings to the journal.
 
     If a file has several keys, the finding of its unit contains one part per key under "parts", unless it is a
     rejection.
+
     files: the files of all tasks. Their order determines which task runs a unit.
     For the other arguments, see `run_units`.
+
     Raises TasksUnfinished if other tasks have not run their units yet.
     """
 
@@ -158,7 +162,7 @@ class ProbedFile:
 
 @dataclass(frozen=True)
 class Probed:
-    """Results of probing files. needs_pictures: True to reject records whose files have only audio."""
+    """Results of probing files. needs_pictures: True to reject records whose files contain only audio."""
 
     findings: Mapping[Key, Finding]
     files: Rows[ProbedFile]
@@ -192,7 +196,7 @@ def probe_all(
     folder: Path | None = None,
     share: Share = WHOLE,
 ) -> Probed:
-    """Probe all files of the records, or a share of them. The result does not depend on the number of workers or tasks.
+    """Probe all files of the records, or one task's share. The numbers of workers and tasks do not affect the result.
 
     A file that crashes the decoder or exceeds the limits on time and memory is rejected.
 

@@ -90,7 +90,7 @@ class RejectedKind:
 
 
 def by_kind(rejections: Iterable[tuple[str, int, str, str]]) -> tuple[RejectedKind, ...]:
-    """Group (kind, row, source, reason) tuples by kind. The most frequent kind comes first (SHARD-3)."""
+    """Group (kind, row, source, reason) tuples by kind, with the most frequent kind first (SHARD-3)."""
     counts: dict[str, int] = {}
     examples: dict[str, list[tuple[int, str, str]]] = {}
     for kind, row, source, reason in rejections:

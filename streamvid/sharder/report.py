@@ -46,7 +46,7 @@ class BucketRow:
     mean_crop: mean fraction of the frame area that is cropped away.
     source_bytes: total size in bytes of the clips' source files, each counted once.
     mean_psnr_y, min_psnr_y: mean and minimum PSNR-Y of native clips in decibels; None for other clips.
-    In a dry run in which clips would be encoded or cut, num_bytes and num_shards are unknown and therefore 0.
+    After a dry run of a build that encodes or cuts clips, num_bytes and num_shards are 0, because they are unknown.
     """
 
     bucket_id: str
@@ -260,7 +260,7 @@ def _audio_summary(samples: Rows[PlannedSample]) -> AudioSummary:
 
 
 def _videos(samples: Rows[PlannedSample], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the file name and the given values of each video, once per file."""
+    """Yield the file name of each video, followed by the values of `names`. Each file appears once."""
     repeated = TextSet.repeated(path for (path,) in samples.tuples("record.path"))
     seen = set()
     for path, source, is_image, *values in samples.tuples("record.path", "record.source", "probe.is_image", *names):
@@ -273,14 +273,14 @@ def _videos(samples: Rows[PlannedSample], *names: str) -> Iterator[tuple[Any, ..
 
 
 class _Files:
-    """Files of the records, each with its first record."""
+    """Distinct files of the records."""
 
     def __init__(self, records: Rows[Record]) -> None:
         self._records = records
         self._repeated = TextSet.repeated(path for (path,) in records.tuples("path"))
 
     def firsts(self) -> Iterator[Record]:
-        """Yield the first record of each file."""
+        """Yield the first record that uses each file."""
         seen = set()
         for record in self._records:
             if record.path not in seen:
@@ -321,7 +321,7 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
 
 def damaged_audio(dataset: Dataset) -> Counted:
-    """Return the number of files whose audio was found not to decode, with examples."""
+    """Return the number of files whose audio does not decode according to the index, with examples."""
     import pyarrow.compute as pc
 
     names = ["source", "has_audio", "audio_start_seconds"]
@@ -339,7 +339,7 @@ _COLUMNS = ("clip_bytes", "duration_seconds", "psnr_y", "source", "source_bytes"
 
 
 class _Distinct:
-    """Sum of one number per name. A name that occurs several times counts once."""
+    """Sum of numbers with names. The number of a name that occurs several times is added only once."""
 
     def __init__(self) -> None:
         self._names, self._numbers = array("q"), array("d")
@@ -356,7 +356,7 @@ class _Distinct:
 
 @dataclass
 class _Totals:
-    """Totals of the clips in one bucket."""
+    """Totals of the clips in one bucket, for a BucketRow."""
 
     num_clips: int = 0
     num_bytes: int = 0

@@ -67,8 +67,9 @@ def seal(
 ) -> None:
     """Write the index, then the files for other readers and the manifest. Then remove the staging folder.
 
-    known: the input rows to record. base: dataset whose next version is published. No version is published if there is
-        nothing to record.
+    known: the input rows to record.
+    base: for an append, the dataset whose next version is published. No version is published if there is nothing to
+        record.
     """
     folder = staging.plan_folder(plan.sha256)
     plan = replace(plan, shards=tuple(shard for shard in plan.shards if shard.samples))
@@ -111,7 +112,7 @@ def _write_index(
     options: ShardOptions,
     base: Base | None,
 ) -> tuple[list[ShardInfo], ManifestFiles]:
-    """Write the index of the planned shards. Return the rows of the shard table, and the files."""
+    """Write the index of the planned shards. Return the rows of the shard table and the list of index files."""
     form = _SamplesForm.of(plan, options, base)
     shards, samples, packets = _write_samples(plan, folder, index, form)
     rejections = encode_rejections([(row.row, row.source, row.reason, row.kind) for row in plan.rejections])
@@ -131,8 +132,10 @@ def _write_index(
 class _SamplesForm:
     """Form of the samples files, which is the same for the whole dataset.
 
-    user_types: user columns and their types. left_out: columns that are stored in other files.
-    media: names of the conditioning inputs. has_packets: True if there is a packets file for each samples file.
+    user_types: types of the user columns by name.
+    left_out: columns that are stored in other files.
+    media: names of the conditioning inputs.
+    has_packets: True if there is a packets file for each samples file.
     """
 
     user_types: Mapping[str, str]
@@ -182,7 +185,9 @@ def _write_samples(
 
 
 def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, list[TablePlace | None]]:
-    """Return the joined packet tables of shards, and the location of each table (None if a shard has no packets)."""
+    """Return the concatenated packet tables of shards, and a list with the location of each shard's table.
+
+    The location is None for a shard without packets."""
     tables = [_packets(shard, folder) for shard in shards]
     places: list[TablePlace | None] = []
     offset = 0
@@ -193,7 +198,7 @@ def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, 
 
 
 def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
-    """Raise StorageError if a finished shard has been removed from the store or its size has changed."""
+    """Raise StorageError if a file of a finished shard has been removed from the store or has another size."""
     sizes = shard_sizes(store, plan.shards)
     for shard in plan.shards:
         marker = _marker(shard, folder)
@@ -286,7 +291,7 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
 
 
 def _psnr_y(plan: ShardPlan) -> Iterator[tuple[str, float | None]]:
-    """Yield (bucket id, PSNR-Y) for each sample."""
+    """Yield (bucket id, PSNR-Y in decibels) for each sample."""
     return ((bucket.id, psnr_y) for bucket, psnr_y in plan.samples.tuples("bucket", "clip.psnr_y"))
 
 

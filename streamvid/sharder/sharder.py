@@ -130,7 +130,7 @@ def run_build(
     on_input: OnInput,
     base: Base | None = None,
 ) -> ShardReport:
-    """Build and seal the dataset, or do the share of one task. Return the report.
+    """Build and seal the dataset, or do one task's share of the work. Return the report.
 
     base: dataset to which the samples are added.
     """
@@ -165,7 +165,7 @@ def check_engine(options: ShardOptions) -> None:
 
 
 def read_input(source: Sources, options: ShardOptions, folder: Path, *, extracts: bool = False) -> RecordSet:
-    """Read the input and reject rows based on conditions on metadata alone."""
+    """Read the input, and reject the rows that fail a condition on metadata alone."""
     records = read_records(source, options, folder, extracts=extracts)
     return apply_where(declare_columns(records, options), options)
 
@@ -177,7 +177,7 @@ _REMEDY = (
 
 
 def _lacks_embedded(records: RecordSet, folder: Path) -> bool:
-    """Return True if a file that is embedded in metadata has not been written to `folder` yet."""
+    """Return True if a file that is embedded in the metadata has not been written to `folder` yet."""
     rows = records.records.tuples("path", "extra")
     paths = (path for own, extra in rows for path in (own, *(file.path for file in extra)))
     return any(path.startswith(f"{folder}/") and not Path(path).exists() for path in paths)
@@ -216,7 +216,7 @@ def _is_nothing(remaining: Remaining | None) -> bool:
 
 
 def abandon(dest: str | Path, options: ShardOptions) -> bool:
-    """Remove unfinished work at `dest`, in the store and on this machine; return False if there was none.
+    """Remove unfinished work at `dest`, in the store and on this machine. Return False if there was no unfinished work.
 
     A sealed dataset is kept. Raises DatasetError if a sharder is running at `dest`, on any machine.
     """
@@ -245,8 +245,8 @@ def dry_run(
 ) -> ShardReport:
     """Run all stages up to the shard plan without writing to `dest`. Earlier results of probing at `dest` are reused.
 
-    No clips are encoded or cut. If the build requires this, the report contains neither the sizes of the clips nor the
-    number of shards.
+    No clips are encoded or cut. If the build would encode or cut clips, the report contains neither the sizes of the
+    clips nor the number of shards.
 
     Raises the same errors as `shard`, except that an occupied `dest` and the rejection of all rows are not errors. The
     report lists the reasons for all rejections.
@@ -301,7 +301,7 @@ def check_apart(source: Sources, dest: Store, options: ShardOptions) -> None:
 
 
 def _real(store: Store) -> str:
-    """Return the URL of a store without symbolic links and with a trailing slash."""
+    """Return the URL of a store with symbolic links resolved and a trailing slash."""
     url = os.path.realpath(store.url) if store.is_local else store.url
     return f"{url.rstrip('/')}/"
 
@@ -350,7 +350,7 @@ def _build(
 def _check_accepted(plan: ShardPlan, base: Base | None) -> None:
     """Raise SourceError if a new dataset would have no samples.
 
-    An append may add no samples, because it then records the rejections.
+    An append without new samples is allowed, because it records the rejections.
     """
     if not plan.num_samples and base is None:
         raise SourceError(_nothing_accepted(plan.rejections))
@@ -377,7 +377,7 @@ def _assigned(
     folder: Path | None = None,
     base: Base | None = None,
 ) -> _Assigned:
-    """Probe, curate and assign all records. journals: function that opens the journal with a name and a header."""
+    """Probe, curate and assign all records. journals: function that opens a journal, given its name and its header."""
     earlier, media = ({}, {}) if base is None else (base.earlier, base.manifest.media)
     if options.clips.is_text:
         return _Assigned(records, assign_texts(records.records, options, earlier), None, summarize(records, options))
@@ -403,7 +403,10 @@ def _assigned(
 def _with_probed_facts(
     plan: ShardPlan, options: ShardOptions, journal: SharedJournal, staging: Staging, progress: Progress
 ) -> tuple[ShardPlan, int | None]:
-    """Probe the files of this task's shards. Return (plan with the probed facts, bytes read from remote files)."""
+    """Probe the files of this task's shards.
+
+    Return (plan with probed facts, number of bytes read from remote files).
+    """
     plan = look_up(plan, staging.share.of(plan.shards), options)
     shards = staging.share.of(plan.shards)
     records = Rows.of(Record, (sample.record for shard in shards for sample in shard.samples))
@@ -417,10 +420,10 @@ def build_facts(records: RecordSet, options: ShardOptions) -> Build:
 
 
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
-    """Return the report of the sealed dataset in `store` if it equals the requested dataset, or None if there is none.
+    """Return the report of the sealed dataset in `store`, or None if the build should proceed.
 
-    If a different dataset is sealed in `store`, return None if `overwrite` is True. Otherwise, raise SealedError, which
-    reports the difference. An unreadable dataset counts as different.
+    If `store` contains a different or unreadable dataset, raise SealedError, which reports the difference, unless
+    `overwrite` is True.
     """
     if store.size(MANIFEST) is None:
         return None
@@ -455,7 +458,7 @@ def _difference(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str | Non
 
 
 def _condemn_old(staging: Staging) -> None:
-    """Record an old dataset's files for removal, and remove its manifest."""
+    """Record the files of the old dataset for removal, and remove its manifest."""
     store = staging.store
     if store.size(MANIFEST) is None:
         return

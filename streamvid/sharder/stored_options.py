@@ -46,7 +46,10 @@ def options_like(stored: Mapping[str, Any], given: Mapping[str, Any], url: str) 
 
 
 def options_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Return a description of the first stored option that differs, or None. Both are outputs of `to_json`."""
+    """Return a description of the first stored option that differs, or None.
+
+    old, new: outputs of `ShardOptions.to_json`.
+    """
     for name in [*new, *(name for name in old if name not in new)]:
         before, now = _value(old, name), _value(new, name)
         if before != now:
@@ -67,12 +70,12 @@ def _short(value: object) -> str:
 
 
 def _comparable(value: object) -> object:
-    """Return a stored option without the versions of encoders, which may be newer than when the dataset was built."""
+    """Return a stored option without the versions of encoders, because newer encoders may be installed now."""
     return {name: one for name, one in value.items() if name != "versions"} if isinstance(value, dict) else value
 
 
 def _fields_of(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ShardOptions that `ShardOptions.to_json` describes."""
+    """Return the fields of ShardOptions for the output of `ShardOptions.to_json`."""
     tree: dict[str, Any] = {name: stored[name] for name in _OWN if name in stored}
     tree["source"] = {name: stored[name] for name in _SOURCE if name in stored}
     tree["source"]["time_columns"] = tuple(stored.get("time_columns", ()))
@@ -107,7 +110,10 @@ def _bucket(text: str) -> Bucket:
 
 
 def _encoding(stored: Mapping[str, Any], config: BucketConfig) -> dict[str, Any]:
-    """Return the fields of ClipOptions for an encoding. The rate is omitted if the bucket configuration sets it."""
+    """Return the fields of ClipOptions for an encoding.
+
+    The frame rate is omitted if the bucket configuration sets it.
+    """
     fields = {name: stored[name] for name in ("codec", "crf", "gop")} | {"audio_codec": stored["audio"]}
     rate = None if stored["fps"] is None else Fraction(stored["fps"])
     return fields if rate == config.frame_rate.fps else {**fields, "fps": rate}
@@ -124,7 +130,7 @@ def _curation(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `tree` with the nested values of `given`, which take precedence."""
+    """Return `tree` updated with the nested values of `given`, which take precedence."""
     merged = dict(tree)
     for name, value in given.items():
         is_nested = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)

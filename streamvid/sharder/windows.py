@@ -28,7 +28,7 @@ TEXT_EXTENSION = "txt"
 
 
 def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
-    """Create an instance of `cls` from the values of all fields that `cls` and `source` share.
+    """Create an instance of `cls` with the values of `source` for all fields that both have.
 
     Values in `others` take precedence.
     """
@@ -47,7 +47,7 @@ class Clip:
     sha256: checksum of a clip that was made; "" for a whole file.
     psnr_y: PSNR-Y in decibels; None for a copy.
     encode_seconds: CPU time for encoding.
-    has_audio: for a clip that was made, True if it has an audio track.
+    has_audio: True if a clip that was made has an audio track.
     """
 
     path: str
@@ -66,7 +66,7 @@ class Clip:
 
     @property
     def is_made(self) -> bool:
-        """True if the clip is encoded or cut from its source, instead of being a whole source file."""
+        """True if the clip is encoded or cut; False if it is a whole source file."""
         return not self.path or bool(self.sha256)
 
 
@@ -74,8 +74,8 @@ class Clip:
 class Window:
     """Range of `num_frames` source frames, starting at index `start`.
 
-    num_clip_frames: frame count that determines the bucket: the number of frames of the native clip, or of a copy when
-        it is read at its frame rate.
+    num_clip_frames: frame count that determines the bucket. It is the number of frames of a native clip, or the number
+        of frames that are read from a copy.
     """
 
     start: int
@@ -85,7 +85,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Timing:
-    """Presentation times of a source's frames, in ascending ticks of time_base.
+    """Presentation times of a source's frames, ascending, in ticks of `time_base`.
 
     last_duration: duration of the last frame in ticks; 0 if unknown.
     usual_rate: average frame rate; None if unknown.
@@ -119,16 +119,17 @@ class Timing:
         return Timing(times, Fraction(time_base), int(last), Fraction(usual) or None)
 
     def window(self, start: int, stop: int, rate: FrameRate) -> Window:
-        """Return the window from frame `start` up to, but not including, frame `stop`."""
+        """Return the window of frames `start` to `stop` (exclusive)."""
         count, seconds = stop - start, self.seconds(start, stop)
         span = (self.timestamps[stop - 1] - self.timestamps[start]) * self.time_base
         fps = float((count - 1) / span if span else 1 / seconds)
         return Window(start, count, rate.num_frames(count, fps, seconds))
 
     def frames_in(self, time_range: TimeRange) -> range:
-        """Return the frames of a time range. Raises Rejected if no frame begins in it or it extends beyond the video.
+        """Return the frames that begin in a time range.
 
-        A range may end up to `_SPARE_SECONDS` after the video ends, because times in metadata are often rounded.
+        Raises Rejected if there are none or the range exceeds the video. A range may end up to `_SPARE_SECONDS` after
+        the video ends, because times in metadata are often rounded.
         """
         total = self.seconds(0, len(self.timestamps))
         if time_range.start >= total or time_range.end > total + _SPARE_SECONDS:
@@ -157,8 +158,8 @@ class Timing:
 def cut_windows(timing: Timing, frames: range, max_seconds: float | None, rate: FrameRate, least: int) -> list[Window]:
     """Return consecutive windows of about equal length that together contain each of the `frames` once.
 
-    A window is longer than `max_seconds` only if it is a single frame, or if shorter windows would have fewer clip
-    frames than `least`, the smallest count that a bucket accepts. Windows have about equal durations if `rate` depends
+    A window is longer than `max_seconds` only if it is a single frame, or if shorter windows would have fewer than
+    `least` clip frames, the smallest count that a bucket accepts. Windows have about equal durations if `rate` depends
     on times, and otherwise about equal frame counts.
     """
     whole = timing.window(frames.start, frames.stop, rate)

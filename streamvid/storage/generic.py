@@ -12,10 +12,10 @@ from streamvid.storage.transport import Body, RequestError, Transport
 
 
 class FsspecTransport(Transport):
-    """Transport to `fsspec.filesystem(protocol)`, which splits uploads itself.
+    """Transport to `fsspec.filesystem(protocol)`. That file system splits large uploads itself.
 
-    A requested version is checked after the read. Responses carry no version, so parts of one large read may come from
-    two versions.
+    If a version is requested, it is checked after the read. Responses contain no version, so parts of one large read
+    may come from two versions.
     """
 
     def __init__(self, protocol: str) -> None:

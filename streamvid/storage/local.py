@@ -120,7 +120,7 @@ class LocalStore(Store):
 
 
 def _create_exclusively(target: Path, data: bytes) -> bool:
-    """Write a new file on a file system without hard links, where others may briefly see an incomplete file."""
+    """Write a new file on a file system without hard links. Other processes may briefly see an incomplete file."""
     try:
         with target.open("xb") as file:
             file.write(data)
@@ -138,7 +138,10 @@ def write_reason(error: OSError) -> str:
 
 
 def fill(descriptor: int, offset: int, buffer: memoryview) -> int:
-    """Fill a buffer from an offset in an open file, up to the end of the file. Return the number of bytes read."""
+    """Fill a buffer from an offset in an open file.
+
+    Return the number of bytes read, which is smaller at the file's end.
+    """
     done = 0
     while done < len(buffer) and (count := os.preadv(descriptor, [buffer[done:]], offset + done)):
         done += count

@@ -17,7 +17,7 @@ MAX_RANGE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Options for object stores. Local folders need none of them."""
+    """Options for object stores. They do not apply to local folders."""
 
     endpoint_url: str | None = option(
         None,

@@ -14,7 +14,7 @@ GAP_BYTES = 32 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """Request for the bytes in [start, end). pieces: the wanted parts, each as (offset in the request, buffer)."""
+    """Request for the bytes in [start, end). pieces: (offset in the request, buffer) of each wanted part."""
 
     start: int
     end: int
@@ -52,7 +52,7 @@ def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX
 def near_spans(
     spans: Sequence[tuple[int, int]], gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES
 ) -> list[list[int]]:
-    """Group (start, end) spans, and return the indices of the spans in each group, ordered by start.
+    """Group (start, end) spans that are near each other. Return the indices of each group's spans, ordered by start.
 
     Within a group, gaps are at most `gap_bytes`, and the spans together cover at most `max_bytes`. A span
     longer than `max_bytes` forms a separate group.

@@ -41,7 +41,7 @@ _LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the time for a response to a wr
 
 
 class RemoteStore(Store):
-    """Store of the objects below `prefix` in a bucket. `make` creates a transport for each process."""
+    """Store of the objects below `prefix` in a bucket. make: function that creates the transport of a process."""
 
     def __init__(self, url: str, prefix: str, options: StorageOptions, make: Callable[[], Transport]) -> None:
         self._url, self.options = url, options
@@ -77,7 +77,7 @@ class RemoteStore(Store):
             made.transport.disconnect()
 
     def _forget_process(self) -> None:
-        """Drop the connections, locks and threads of the parent process."""
+        """Drop the connections, locks and threads that belong to the parent process, without closing them."""
         self._lock = threading.Lock()
         self._made = None
         self._versions = OrderedDict()
@@ -286,7 +286,10 @@ class RemoteStore(Store):
         make: Callable[[str, int], _Part],
         end: Callable[[str, list[_Part]], None],
     ) -> None:
-        """Write an object in parts. make: function of (upload id, number of the part). end: of (upload id, parts)."""
+        """Write an object in parts.
+
+        make: function that uploads a part, given the upload id and the number of the part, and returns it.
+        end: function that assembles the object, given the upload id and all parts."""
         upload = self._begin_parts(path, key)
         try:
             try:
@@ -337,7 +340,10 @@ class RemoteStore(Store):
                 raise self._given_up(path) from None
 
     def _holds(self, path: str, file: Path) -> bool:
-        """Return True if the object has the same bytes as a local file of the same size."""
+        """Return True if the object has the same bytes as a local file.
+
+        The caller has checked that the sizes are equal.
+        """
         self._forget_version(path)
         offset = 0
         with file.open("rb") as source:
@@ -361,7 +367,7 @@ class RemoteStore(Store):
     # Retries.
 
     def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer], num_bytes: int = 0) -> _Answer:
-        """Send a request until it succeeds or fails permanently, or until the deadline passes."""
+        """Send a request repeatedly until it succeeds or fails permanently, or until the deadline passes."""
         extra_seconds = num_bytes / _LEAST_BYTES_PER_SECOND
         call = Call(self._engine(), self.options.deadline_seconds, extra_seconds, self._warn_once)
         try:
@@ -403,8 +409,8 @@ if hasattr(os, "register_at_fork"):
 
 
 class _AbsentError(StorageError):
-    """The object does not exist."""
+    """Error raised if the object does not exist."""
 
 
 class _ConflictError(StorageError):
-    """The object has an unexpected version, or exists unexpectedly."""
+    """Error raised if the object has an unexpected version, or exists although it must not."""

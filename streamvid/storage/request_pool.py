@@ -20,7 +20,7 @@ _LEAST_PAUSE_SECONDS = 1.0  # between two reductions of the limit, so that a bur
 
 
 def shared_pool(options: StorageOptions) -> RequestPool:
-    """Return the pool that all stores of this process with these options share."""
+    """Return the pool that this process shares among all stores with the same options."""
     options = replace(options, cache_dir=None, cache_bytes=None)
     with _lock:
         return _pools.setdefault(options, RequestPool(options.max_requests, options.max_bytes_in_flight))
@@ -39,7 +39,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class RequestPool:
-    """Thread pool for `max_requests` concurrent requests. SlowDown responses halve this limit, which then recovers."""
+    """Thread pool for up to `max_requests` concurrent requests.
+
+    SlowDown responses halve the limit, which then recovers.
+    """
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests, self._max_bytes = max_requests, max_bytes
@@ -57,7 +60,10 @@ class RequestPool:
         return int(self._limit)
 
     def submit(self, num_bytes: int, job: Callable[[], None]) -> None:
-        """Run `job`, which transfers `num_bytes`, as soon as the limits allow. `job` must not raise."""
+        """Run `job`, which transfers `num_bytes`, in a pool thread as soon as the limits allow.
+
+        `job` must not raise.
+        """
         with self._condition:
             self._queue.append((num_bytes, job))
             if self._num_idle < len(self._queue) and self._num_threads < self._max_requests:
@@ -72,14 +78,14 @@ class RequestPool:
                 self._condition.notify()
 
     def succeeded(self) -> None:
-        """Raise the limit by 1 or, once it has been halved, by 1 / limit."""
+        """Increase the limit by 1 until the limit is first halved, and by 1 / limit afterwards."""
         with self._condition:
             step = 1.0 if self._is_growing_fast else 1.0 / self._limit
             self._limit = min(float(self._max_requests), self._limit + step)
             self._condition.notify()
 
     def slow_down(self) -> None:
-        """Halve the limit, because the store requests a lower rate."""
+        """Halve the limit, because the store has requested a lower rate."""
         with self._condition:
             now = time.monotonic()
             if now - self._cut_at >= _LEAST_PAUSE_SECONDS:

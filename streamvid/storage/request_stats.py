@@ -39,7 +39,7 @@ class RequestStats:
             self._seconds_lost += seconds_lost
 
     def count_error(self, error: RequestError) -> None:
-        """Count a failed request by its cause."""
+        """Count a failed request under its cause."""
         with self._lock:
             self._errors["the object ends too early" if error.kind == "short" else error.cause] += 1
 
@@ -53,7 +53,7 @@ class RequestStats:
             self._allowance = min(8.0, self._allowance + _HEDGED_SHARE)
 
     def slow_seconds(self, num_bytes: int) -> float:
-        """Return the latency above which a request of this size should be hedged."""
+        """Return the latency in seconds above which a request of this size should be hedged (sent a second time)."""
         size = _size_class(num_bytes)
         num_timed = self._num_timed[size]
         if num_timed < _LEAST:
@@ -67,7 +67,7 @@ class RequestStats:
         return slow
 
     def may_hedge(self) -> bool:
-        """Return True and count a hedge if a second request may be sent now; otherwise return False."""
+        """Return True if a hedge (a second request) may be sent now, and count that hedge."""
         with self._lock:
             if self._allowance < 1.0:
                 return False
@@ -89,7 +89,7 @@ class RequestStats:
 
 
 def _size_class(num_bytes: int) -> int:
-    """Return the size class of a request. Each class spans a factor of four."""
+    """Return the size class of a request. The sizes in one class differ by a factor of at most four."""
     return num_bytes.bit_length() // 2
 
 

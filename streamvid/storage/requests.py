@@ -33,9 +33,9 @@ _Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, failure: Failure) -> float:
-    """Return the number of seconds to wait before a retry.
+    """Return how long to wait before a retry, in seconds.
 
-    Waits grow with each failure and are randomized to spread retries.
+    The time grows with the number of failures, and is randomized to spread retries.
     """
     first = _SLOW_DOWN_PAUSE_SECONDS if failure == "slow down" else _FIRST_PAUSE_SECONDS
     return random.uniform(0.1, 1.0) * min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(num_failures, 16))
@@ -43,7 +43,7 @@ def pause_seconds(num_failures: int, failure: Failure) -> float:
 
 @dataclass(frozen=True)
 class Engine:
-    """State shared by all requests of one process to a store."""
+    """State that all requests of one process to a store share."""
 
     transport: Transport
     pool: RequestPool
@@ -54,7 +54,7 @@ class Engine:
     def start(self) -> None:
         """Wait until a pool thread has tried to start the transport. The wait does not count against any deadline.
 
-        Raises RequestError if this thread's reads are cancelled, or if starting takes too long.
+        Raises RequestError if this thread's reads are cancelled, or if the start takes too long.
         """
         if self._started.is_set():
             return
@@ -81,9 +81,9 @@ class Engine:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """State of one request in an operation: the attempts so far and the next step.
+    """State of one request in an operation: its attempts so far and its next step.
 
-    num_bytes: size of the body.
+    num_bytes: size of the request or response body.
     attempt: function that sends the request once, in a pool thread.
     is_answered: True if a part of a response has arrived.
     lock: lock that guards `is_done` and the buffers of a read.
@@ -116,10 +116,12 @@ class _Event:
 
 
 class Operation:
-    """Group of requests that succeed or fail together. The deadline counts from the moment the transport is ready.
+    """Group of requests that succeed or fail together. Its deadline is measured from when the transport is ready.
 
-    `run` raises a permanent RequestError at once. It raises the last transient error if no time remains for a retry.
-    extra_seconds: time after the deadline in which responses are still awaited, but no retry starts.
+    `run` raises a permanent RequestError at once. If no time remains for a retry, `run` raises the last transient
+    error.
+
+    extra_seconds: time after the deadline during which responses are still awaited, but no retry starts.
     on_retry: function that is called before each retry with the error and the seconds since the start.
     """
 
@@ -200,7 +202,7 @@ class Operation:
         self._engine.pool.submit(one.num_bytes, lambda: self._request(one))
 
     def _hear(self, event: _Event) -> bool:
-        """Process an event. Return True if its request succeeded, else False."""
+        """Process an event. Return True if the request of the event has succeeded."""
         one, now = event.request, time.monotonic()
         one.num_active -= 1
         if event.error is not None:
@@ -263,10 +265,10 @@ class Operation:
 
 
 class Call(Operation):
-    """Operation with one request, which is not hedged. The server may still process the request after a timeout."""
+    """Operation with a single request that is not hedged. After a timeout, the server may still process the request."""
 
     def ask(self, attempt: Callable[[Transport], _Answer], num_bytes: int) -> _Answer:
-        """Run `attempt`, which sends a body of `num_bytes`, until it succeeds, and return its result."""
+        """Run `attempt`, which sends a body of `num_bytes`, repeatedly until it succeeds. Return its result."""
         self.run([Request(num_bytes, lambda _: attempt(self._engine.transport))])
         return cast("_Answer", self._answer)
 
@@ -275,7 +277,7 @@ class Call(Operation):
 
 
 class RangeRead(Operation):
-    """Operation that reads ranges of one object. version: version of the object, or "" until it is known."""
+    """Operation that reads ranges of one object. version: version of the object; "" until a response contains it."""
 
     version = ""
 
@@ -292,7 +294,7 @@ class RangeRead(Operation):
         self.version = self.version or answer
 
     def _fetch(self, request: RangeRequest, one: Request) -> str:
-        """Read a range, fill its buffers unless another try has filled them, and return the object's version."""
+        """Read a range, and fill its buffers unless another attempt has done so. Return the version of the object."""
         stats, since = self._engine.stats, time.monotonic()
 
         def is_wanted() -> bool:

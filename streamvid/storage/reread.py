@@ -21,10 +21,13 @@ class WrongReads:
         return len(self._seen)
 
     def judge(self, wrong: Hashable) -> Literal["again", "stored", "unproven"]:
-        """Return the verdict on one more wrong read.
+        """Record a wrong read, and return a verdict.
 
-        "again": read again. "stored": two reads agree, so the stored data is wrong. "unproven": MAX_READS reads differ.
-        wrong: value that is equal for two reads only if they returned the same bytes, such as their digest.
+        "again": the caller should read the range again.
+        "stored": two reads returned the same bytes, so the stored data is wrong.
+        "unproven": MAX_READS reads all returned different bytes.
+
+        wrong: value that is equal for two reads only if both returned the same bytes, such as a digest.
         """
         if wrong in self._seen:
             return "stored"

@@ -14,11 +14,11 @@ Ranges: TypeAlias = Sequence[tuple[int, memoryview]]
 
 
 class ShortFileError(StorageError):
-    """A file in an object store ends before the end of the requested bytes."""
+    """Error raised if a file in an object store ends before the end of the requested range."""
 
 
 class DeniedError(StorageError):
-    """This process lacks permission for an operation on a file."""
+    """Error raised if this process lacks permission for an operation on a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class StoreStats:
 
     num_requests: all requests sent.
     num_retries: requests sent again after a failure.
-    num_hedged: second requests sent because the first was slow.
-    num_bytes_read: bytes received, including gaps between ranges.
-    num_bytes_wanted: bytes received, excluding gaps.
-    num_bytes_written: bytes of the files that were written.
+    num_hedged: second requests sent because the first request was slow.
+    num_bytes_read: bytes received, including the gaps between wanted ranges.
+    num_bytes_wanted: bytes received, excluding these gaps.
+    num_bytes_written: total size of the files that were written.
     seconds_lost: total time from the first failure of each request until its success.
     p50_seconds, p99_seconds: latency percentiles of recent ranged reads, or 0.0 before the first read.
     by_error: number of failed requests by cause.
@@ -78,15 +78,15 @@ class Store(Protocol):
     """True if the store is a local disk, where joining neighboring reads gains nothing."""
 
     def disconnect(self) -> None:
-        """Close the connections of this process. Later calls open new ones."""
+        """Close the connections of this process. Later calls open new connections."""
         return
 
     def state(self, path: str) -> FileState | None:
-        """Return the size and version of a file, or None if it does not exist."""
+        """Return the size and version of a file, or None if the file does not exist."""
         ...
 
     def size(self, path: str) -> int | None:
-        """Return the size of a file in bytes, or None if it does not exist."""
+        """Return the size of a file in bytes, or None if the file does not exist."""
         state = self.state(path)
         return None if state is None else state.num_bytes
 
@@ -95,14 +95,14 @@ class Store(Protocol):
         ...
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
-        """Fill each buffer with the bytes that begin at its offset. Nearby ranges share a request.
+        """Fill each buffer with the bytes of the file at the corresponding offset. Nearby ranges share a request.
 
         Raises StorageError if the file ends too early, or if `version` is given and the file has another version.
         """
         ...
 
     def forget(self, path: str) -> None:
-        """Drop the cached bytes of a file whose checksum did not match."""
+        """Drop the cached bytes of a file, because their checksum did not match."""
         return
 
     def files(self, folder: str = "") -> Iterator[FileState]:
@@ -118,7 +118,7 @@ class Store(Protocol):
         ...
 
     def copy(self, source: Store, path: str, name: str, num_bytes: int) -> bool:
-        """Copy a file of another store to `name` without reading its bytes, so they are not verified.
+        """Copy the file `path` of another store to `name`. The store copies the bytes itself, so they are not verified.
 
         Return False if the two stores cannot do this, or if the file does not have `num_bytes` bytes. The caller must
         then read and write the file.
@@ -130,7 +130,10 @@ class Store(Protocol):
         ...
 
     def abort_uploads(self, folder: str = "") -> int:
-        """Abort unfinished uploads below a folder and return their number. Such uploads are invisible but billed."""
+        """Abort unfinished uploads below a folder, which are invisible but billed.
+
+        Return the number of these uploads.
+        """
         return 0
 
     def stats(self) -> StoreStats:
@@ -139,7 +142,10 @@ class Store(Protocol):
 
 
 def check_relative(path: str) -> str:
-    """Return `path`. Raises StorageError if it is empty or absolute, or contains `..`, NUL or a backslash (SAFE-1)."""
+    """Return `path`.
+
+    Raises StorageError if `path` is empty or absolute, or contains "..", NUL or a backslash (SAFE-1).
+    """
     try:
         path.encode()
     except UnicodeEncodeError:

@@ -45,13 +45,13 @@ class Body:
 
 
 class Transport:
-    """Interface for requests to one bucket or its equivalent. Keys are relative to the root of the bucket.
+    """Interface for requests to one bucket or an equivalent. Keys are relative to the root of the bucket.
 
     On failure, methods raise RequestError. Any thread of the process that created the transport may call them.
     """
 
     def start(self) -> None:
-        """Import and initialize the client in advance. If this method is not called, the first request does so."""
+        """Import and initialize the client in advance. If this method is not called, the first request does both."""
 
     def disconnect(self) -> None:
         """Close all connections. Requests in progress finish first, and later requests open new connections."""
@@ -63,8 +63,8 @@ class Transport:
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
         """Return the bytes of a range. Raises RequestError if `version` is not "" and the object has another version.
 
-        `is_wanted` is called only after the response has begun. Once it returns False, the read may end early, with any
-        error or result.
+        `is_wanted` is called only after the response has begun. After it has returned False, the read may end early,
+        with any error or result.
         """
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class Transport:
         raise NotImplementedError
 
     def copies_from(self, source: Transport) -> bool:
-        """Return True if this store can itself copy objects of `source`."""
+        """Return True if the store can copy objects of `source` by itself."""
         return False
 
     def copy(self, source: Transport, source_key: str, version: str, key: str) -> None:
@@ -81,9 +81,10 @@ class Transport:
         raise NotImplementedError
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
-        """Return a page of the objects whose keys begin with `prefix`, in key order, with whole keys as paths.
+        """Return (page, following). The page lists objects whose keys begin with `prefix`, ordered by key.
 
-        The second value is the `following` argument for the next page, or "" after the last page.
+        The paths of the objects are whole keys. The second value is the argument `following` for the next page, or ""
+        after the last page.
         """
         raise NotImplementedError
 
@@ -92,7 +93,7 @@ class Transport:
         raise NotImplementedError
 
     def renew(self) -> None:
-        """Discard the access keys, so that the next request looks them up again."""
+        """Discard the access keys, so that they are looked up again for the next request."""
         raise NotImplementedError
 
     # Multipart uploads of large objects, for stores that support them.
@@ -105,13 +106,16 @@ class Transport:
         raise NotImplementedError
 
     def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
-        """Upload a part, numbered from 1, and return its tag."""
+        """Upload a part, and return its tag. number: number of the part, starting at 1."""
         raise NotImplementedError
 
     def copy_part(
         self, source: Transport, source_key: str, version: str, key: str, upload: str, number: int, start: int, end: int
     ) -> str:
-        """Create a part from bytes [start, end) of an object of `source`, as `copy` does. Return its tag."""
+        """Create a part from bytes [start, end) of an object of `source`, as `copy` does.
+
+        Return the tag of the part.
+        """
         raise NotImplementedError
 
     def end_parts(self, key: str, upload: str, tags: list[str]) -> None:

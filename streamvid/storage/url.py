@@ -29,7 +29,7 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
 
 
 def redact(url: str) -> str:
-    """Return a URL without its user name, password, query and fragment, safe for logs, errors and manifests."""
+    """Return a URL without user name, password, query and fragment, so that it is safe for logs and manifests."""
     if "://" in (clean := hide_credentials(url)):
         return re.split(r"[?#]", clean, maxsplit=1)[0]
     return clean
@@ -38,7 +38,7 @@ def redact(url: str) -> str:
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
     """Return the store at a local path or at a file://, s3:// or memory:// URL. `options` apply to object stores.
 
-    Other object stores are opened through their fsspec packages and are untested. This function opens no connection and
+    Other object stores are opened through fsspec packages, which is untested. This function opens no connection and
     creates no file.
 
     Raises ConfigError if the path or URL contains credentials, and StorageError if the URL is not supported.
@@ -60,7 +60,7 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
 
 
 def _check_local(path: str) -> None:
-    """Raise StorageError if a local path is probably a mistyped URL."""
+    """Raise StorageError if a local path looks like a mistyped URL."""
     scheme, _, rest = path.partition(":/")
     if scheme in _BUCKETS and not rest.startswith("/"):
         raise StorageError(

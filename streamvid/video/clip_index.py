@@ -44,11 +44,12 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PacketWindow:
-    """The packets needed to decode a window of frames, and the byte range of the clip that contains them.
+    """Packets needed to decode a window of frames, and the byte range that they occupy in the clip.
 
     - first_byte, num_bytes: the byte range.
     - pieces: (start, end, checksum) of each segment, with start and end relative to `first_byte`.
-    - packets: (n, 4) table of timestamp, offset from `first_byte`, size in bytes, and output slot (-1 for none).
+    - packets: (n, 4) table with one row per packet: timestamp, offset from `first_byte`, size in bytes, and output slot
+      (-1 for none).
     - key_time: timestamp of the first packet.
     """
 
@@ -65,7 +66,7 @@ class Facts:
 
     - segments: index of each packet's segment.
     - num_bytes: end offset of the last packet.
-    - lows, highs: byte range (start, end) of each segment.
+    - lows, highs: start and end offset of each segment, in bytes.
     - is_sequential: True if every packet is a displayed frame, in ascending order of time.
     """
 
@@ -79,9 +80,9 @@ class Facts:
 def facts_of(
     times: Int64s, offsets: Int64s, sizes: Int64s, flags: npt.NDArray[np.uint8], edges: Int64s
 ) -> list[Facts | None]:
-    """Return the facts about several clips at once; clip i consists of packets edges[i] to edges[i + 1] (exclusive).
+    """Return facts about each of several clips, or None for a clip without packets or with invalid packets.
 
-    The result is None for a clip without packets or with invalid packets.
+    The arrays contain the packets of all clips. Clip i consists of packets edges[i] to edges[i + 1] (exclusive).
     """
     number, starts, counts = np.arange(len(flags)), edges[:-1], np.diff(edges)
     is_first = np.zeros(len(flags), np.bool_)
@@ -114,7 +115,7 @@ class ClipIndex:
     - info: description of the stream.
     - times, offsets, sizes, flags: timestamp, offset and size in bytes, and flags (KEY, SHOWN) of each packet.
     - checksums: array of shape (number of segments, 8) with the first 8 bytes of the SHA-256 of each segment.
-    - facts: the result of `facts_of` for these packets, which is computed if omitted.
+    - facts: facts about these packets from `facts_of`; computed if omitted.
     - time_base: seconds per tick of the timestamps; None if unknown.
 
     Raises DecodeError if the packets are invalid or the number of checksums is wrong.
@@ -198,7 +199,9 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the indices of the first and last packets to decode, and of wanted packets relative to the first."""
+        """Return (first packet to decode, last packet to decode, packets of the frames `numbers`), all as indices.
+
+        The indices in the third value are relative to the first packet to decode."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[bisect_right(keys, int(numbers[0])) - 1])
@@ -240,7 +243,7 @@ def checksum(data: bytes | memoryview) -> bytes:
 
 
 def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
-    """Return the packet index of a clip that `probe` accepts, or None if it must be decoded through its container.
+    """Return the packet index of a clip that `probe` accepts, or None if decoding requires the container.
 
     The container is required for images, for packets that are not stored whole and unchanged in the file (transport
     streams, stripped headers) or may contain another packet's picture (AVI), and for decoders that need more data (such
@@ -308,7 +311,7 @@ class _Places:
         self._offsets.append(offset)
 
     def offsets(self, table: PacketTable) -> Int64s | None:
-        """Return the file offset of each packet, or None unless each is stored unchanged and has a unique timestamp."""
+        """Return the file offset of each packet, or None if a packet was changed or two packets share a timestamp."""
         times = {row[0] for row in table.rows}
         if None in times or len(times) < len(table.rows) or not self._are_stored or not self._offsets:
             return None

@@ -41,7 +41,9 @@ class FarFile(RangeFile):
     """Remote file that can skip byte ranges that are not needed."""
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
-        """Read the byte ranges `heads` (start, end), then return zeros for all other unread bytes of `bodies`."""
+        """Read the ranges `heads`. Afterwards, return zeros instead of all other unread bytes of the ranges `bodies`.
+
+        Each range is a pair (start, end) of byte offsets."""
         raise NotImplementedError
 
     def leave_out_nothing(self) -> None:
@@ -84,10 +86,10 @@ class _Nameless:
 class VideoFile:
     """Opened file with its video stream and the properties that are known before packets are read.
 
-    Created by `open_video`, and by `open_audio`, whose files may lack pictures.
+    Created by `open_video` and, for files that may lack pictures, by `open_audio`.
 
     - container, stream: PyAV objects.
-    - pictures: the same as `stream`; None for a file that has only audio, which has no `stream`.
+    - pictures: the same object as `stream`; None for a file that has only audio and therefore no `stream`.
     - container_name, codec_name: FFmpeg's names.
     - is_image: True for a still image.
     - has_audio: True if the file has an audio stream.
@@ -164,7 +166,7 @@ class VideoFile:
             self.reader.seek(before)
 
     def _has_one_packet(self) -> bool:
-        """Return whether a GIF contains a single picture. Afterwards, the file must be reopened."""
+        """Return whether a GIF contains a single picture. The caller must reopen the file afterwards."""
         with ffmpeg_errors("the file is damaged: its first packets cannot be read"):
             packets = (packet for packet in self.container.demux(self.stream) if packet.size)
             return sum(not is_hidden("gif", memoryview(packet)) for packet in islice(packets, 2)) < 2
@@ -179,7 +181,7 @@ class VideoFile:
 
     @contextmanager
     def bodies_left_out(self) -> Iterator[None]:
-        """Within the context, read only the first bytes of a remote file's key frames.
+        """Read only the first bytes of a remote file's key frames inside the `with` block.
 
         Other packet data reads as zeros. This applies if the container's index contains sizes, times and key frames,
         and the codec needs nothing else from packets. Bytes between packets are always read from the file.
@@ -213,15 +215,15 @@ class VideoFile:
 
 
 def open_video(source: Source, limits: Limits) -> AbstractContextManager[VideoFile]:
-    """Open a video or an image. Raises ProbeError if it cannot be opened, is not allowed or exceeds a limit.
+    """Open a video or an image. Raises ProbeError if the file cannot be opened, is not allowed or exceeds a limit.
 
-    A binary file object must be seekable; it is read from its first byte and left open.
+    A binary file object must be seekable. It is read from the first byte, and is not closed.
     """
     return _opened(source, limits, needs_pictures=True)
 
 
 def open_audio(source: Source, limits: Limits) -> AbstractContextManager[VideoFile]:
-    """Open a file for its audio, like `open_video`. The file may lack pictures, and have a container for audio only."""
+    """Open a file like `open_video`, to read its audio. Files without pictures are allowed."""
     return _opened(source, limits, needs_pictures=False)
 
 
@@ -269,7 +271,9 @@ def ffmpeg_errors(problem: str) -> Iterator[None]:
 
 
 def read_stream(container: InputContainer, stream: StreamT) -> Generator[Packet[StreamT], None, None]:
-    """Yield the remaining packets of one stream. Raises FFmpeg's errors, and ProbeError if a stream appears late."""
+    """Yield the remaining packets of one stream.
+
+    Raises FFmpeg's errors, and ProbeError if the file contains a stream that its header does not declare."""
     # PyAV's generator loses a packet every time it is abandoned before its end.
     with closing(cast("Generator[Packet[StreamT], None, None]", container.demux(stream))) as packets:
         try:
@@ -354,7 +358,7 @@ def _canonical(format_name: str) -> str:
 def _choose_stream(container: InputContainer, limits: Limits, needs_pictures: bool) -> VideoStream | None:
     """Return the first video stream that is neither cover art nor a tile of a larger picture, if there is one.
 
-    If there is none, return None if the file has audio and pictures are not needed; otherwise, raise ProbeError.
+    Without such a stream, return None if the file has audio and pictures are not needed; otherwise, raise ProbeError.
     """
     from av.stream import Disposition
 

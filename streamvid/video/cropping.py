@@ -27,7 +27,7 @@ _BOTTOM, _TOP, _LEFT, _RIGHT, _WIDTH, _HEIGHT = 0x54AA, 0x54BB, 0x54CC, 0x54DD, 
 def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
     """Return the margins of all streams, by stream ID in MOV and by video track number in Matroska.
 
-    If finding the boxes requires more reads than any real file does, no margins are returned.
+    The result is empty if finding the boxes would require more reads than in any real file.
     """
     read_at = _limited(read_at)
     try:
@@ -41,7 +41,7 @@ def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
 
 
 class _Excessive(Exception):
-    """Error raised if finding the boxes requires more reads than any real file does."""
+    """Error raised if finding the boxes would require more reads than in any real file."""
 
 
 def _limited(read_at: ReadAt) -> ReadAt:

@@ -23,7 +23,7 @@ def separates_fields(container: str, codec: str) -> bool:
 
 
 def join_fields(packets: Iterable[Packet[VideoStream]], stream: VideoStream) -> Iterator[Packet[VideoStream]]:
-    """Yield the packets in the same order, with both fields of each frame joined into one packet."""
+    """Yield the packets in order, with the two fields of each frame joined into one packet."""
     reader = FieldReader(stream.codec_context.extradata or b"")
     first: tuple[Packet[VideoStream], Field] | None = None
     for packet in packets:

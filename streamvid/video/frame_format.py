@@ -77,9 +77,10 @@ class FrameFormat:
             )
 
     def without(self, bars: Margins) -> FrameFormat:
-        """Return the format with further margins. bars: (left, top, right, bottom) of the displayed frame, in pixels.
+        """Return the format with additional margins.
 
-        Each is rounded up to an even number of pixels of the decoded frame.
+        bars: margins of the displayed frame to add: (left, top, right, bottom), in pixels. Each resulting margin is
+            rounded up to an even number of pixels of the decoded frame.
         """
         if not any(bars):
             return self
@@ -115,7 +116,7 @@ def read_frame_format(video: VideoFile, frame: VideoFrame) -> FrameFormat:
 
 
 def frame_format_of(info: StreamInfo, frame: VideoFrame) -> FrameFormat:
-    """Return the format of a frame decoded without its container. Raises ProbeError for unsupported colors."""
+    """Return the format of a frame that was decoded without a container. Raises ProbeError for unsupported colors."""
     return _make_format(frame, info.codec, info.sample_aspect_ratio, info.rotation, info.flip, info.margins)
 
 
@@ -144,7 +145,7 @@ def _make_format(
 
 
 def _even(margins: Margins, width: int, height: int) -> Margins:
-    """Return the margins after offsets and sizes are rounded down to even numbers, as in the ffmpeg program for 4:2:0.
+    """Return the margins with offsets and sizes rounded down to even numbers, as the ffmpeg program does for 4:2:0.
 
     The result is NO_MARGINS if the margins are impossible.
     """
@@ -240,7 +241,7 @@ def _display_matrix(frame: VideoFrame) -> bytes | None:
 
 
 def _without(frame: VideoFrame, kinds: Iterable[object]) -> VideoFrame:
-    """Return a reference to `frame` without side data of these kinds. The call takes 0.06 ms."""
+    """Return a new reference to `frame` without side data of the given kinds. The call takes 0.06 ms."""
     drop = [("sidedata", f"mode=delete:type={kind}") for kind in kinds]
     matrix = frame.colorspace
     # A file may declare any number as its matrix, but filters refuse unknown ones. 2 is "unspecified".

@@ -1,4 +1,4 @@
-"""Facts that probing finds about a video or an image: plain values, without PyAV or numpy.
+"""Facts that probing finds about a video or an image, as plain values that need neither PyAV nor numpy.
 
 VideoInfo is flat on purpose: users read its fields by name, and most are columns of the samples index.
 """

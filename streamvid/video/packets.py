@@ -70,7 +70,7 @@ class PacketTable:
     def decode_starts(self, first_frame: int, last_frame: int) -> list[tuple[int, int]]:
         """Return (timestamp, ordinal) of up to two key packets from which these frames can be decoded, best first.
 
-        The second is the previous key packet, in case the first is not a true entry point.
+        The second is the key packet before the first, in case decoding cannot start at the first.
         """
         first_needed = min(self.ordinals[first_frame : last_frame + 1])
         wanted_from = self.timestamps[first_frame]
@@ -83,7 +83,7 @@ def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | 
 
     Raises ProbeError if the file ends early or exceeds a limit, or if timestamps do not identify each frame.
 
-    see: function that is called with each packet; unread bytes in packets of remote files are 0.
+    see: function that is called with each packet. In packets of remote files, bytes that were not read are 0.
     """
     rows: list[tuple[int | None, int | None, int]] = []
     keys: list[tuple[int, int]] = []
@@ -214,7 +214,7 @@ def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = N
 
 
 def remedy() -> str:
-    """Return the remedy for a file with unreliable timestamps."""
+    """Return advice for error messages on repairing a file with unreliable timestamps."""
     return "re-encode the file (ffmpeg -i IN OUT.mp4)"
 
 
@@ -286,7 +286,7 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
 
 
 def _has_end_mark(video: VideoFile) -> bool:
-    """Return whether a GIF has its trailer byte. Some writers append zeros or a comment to it."""
+    """Return whether a GIF ends with the trailer byte. Zeros or a comment after the trailer are allowed."""
     video.reader.seek(max(0, video.num_bytes - _TAIL_BYTES))
     if video.reader.read(_TAIL_BYTES).rstrip(b"\0").endswith(b";"):
         return True

@@ -14,7 +14,7 @@ Accuracy = Literal["fast", "exact"]
 
 @dataclass(frozen=True, slots=True)
 class PictureFormat:
-    """Format of pictures of (height, width).
+    """Format of decoded pictures with the size (height, width).
 
     pixels: "rgb24" for (H, W, 3) uint8; "yuv420p" for consecutive uint8 planes Y (H, W), U and V (H/2, W/2); "mask" for
         (H, W) uint8 values (see MaskReader).

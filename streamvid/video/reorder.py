@@ -53,7 +53,10 @@ def display_times(
 
 
 def _unpacked(packets: Iterable[Packet[VideoStream]], stream: VideoStream) -> Iterator[Packet[VideoStream]]:
-    """Move pictures that DivX and Xvid store in the packet of another picture to the empty packets that follow."""
+    """Yield the packets of an MPEG-4 stream with exactly one picture per packet.
+
+    DivX and Xvid may store two pictures in one packet, followed by an empty packet. The second picture is moved to the
+    empty packet."""
     from av.bitstream import BitStreamFilterContext
 
     unpack = BitStreamFilterContext("mpeg4_unpack_bframes", stream)
@@ -78,7 +81,7 @@ def _mpeg4_order(group: list[Packet[VideoStream]], _stream: VideoStream) -> list
 def _h264_order(group: list[Packet[VideoStream]], stream: VideoStream) -> list[int]:
     """Return the display order, which follows the picture order counts that FFmpeg's filter reads.
 
-    Counts are comparable only within one coded sequence.
+    These counts can be compared only within a coded sequence.
     """
     from av.bitstream import BitStreamFilterContext
     from av.packet import Packet

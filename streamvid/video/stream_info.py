@@ -27,9 +27,9 @@ _INTRA_CODECS = frozenset({"mjpeg", "png", "webp", "bmp"})
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """Description of a video stream. Streams with equal descriptions can share a decoder.
+    """Description of a video stream. Decoders can be shared by streams with equal descriptions.
 
-    - codec: FFmpeg's name of the codec.
+    - codec: FFmpeg's name for the codec.
     - extradata: the codec header as stored in the container.
     - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format, margins: as in VideoInfo.
     - color: matrix, range, primaries and transfer as declared by the container, as FFmpeg numbers.
@@ -130,7 +130,7 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
 
 
 def declare_x264(decoder: VideoCodecContext, core: int) -> None:
-    """Pass the version of x264 that wrote a stream to its H.264 decoder. core: the version; 0 changes nothing."""
+    """Declare to an H.264 decoder which version of x264 wrote the stream. core: the version; 0 has no effect."""
     from av.packet import Packet
 
     if not core:
@@ -144,7 +144,7 @@ def declare_x264(decoder: VideoCodecContext, core: int) -> None:
 
 
 def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
-    """Prepare a decoder to start at a key frame of this stream, and replace the color tags of its previous stream."""
+    """Prepare a decoder to start at a key frame of this stream. The color tags of its previous stream are replaced."""
     decoder.colorspace, decoder.color_range, decoder.color_primaries, decoder.color_trc = info.color
     set_reorder_depth(decoder, info.codec, info.reorder_depth)
 
@@ -152,7 +152,7 @@ def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
 def set_reorder_depth(decoder: VideoCodecContext, codec: str, depth: int) -> None:
     """Set the number of frames that an H.264 decoder holds back for reordering. Other decoders are not changed.
 
-    Without this setting, an H.264 decoder that starts in the middle of a video loses frames.
+    An H.264 decoder that starts in the middle of a video would otherwise lose frames.
     """
     if codec == "h264":
         decoder.reorder_depth = min(depth, _MAX_REORDER_DEPTH)

@@ -31,9 +31,9 @@ _TURNS: dict[int, Filters] = {
 class Crop:
     """Part of a frame to keep. It has the aspect ratio of the target.
 
-    left, top: offset of the part in the displayed frame, as a share of the available margin in units of 2**-32 (0 to
-        2**32 - 1). A crop therefore selects the same part of videos with different rotations.
-    scale: side lengths relative to those of the largest possible part, in units of 2**-16 (1 to 2**16).
+    left, top: offset of the part in the displayed frame, as a share of the available margin, in units of 2**-32 (0 to
+        2**32 - 1). A crop therefore selects the same part regardless of how a video is rotated.
+    scale: ratio of the part's side lengths to those of the largest possible part, in units of 2**-16 (1 to 2**16).
     """
 
     left: int
@@ -185,7 +185,7 @@ def _limited_format(pixel_format: str) -> str:
 
 
 def _as_stored(crop: Crop, rotation: int, flip: bool) -> tuple[int, int]:
-    """Return (left, top) of a crop in the stored frame, which is mirrored, then rotated clockwise for display."""
+    """Return (left, top) of a crop in the stored frame, before it is mirrored and then rotated for display."""
     most = (1 << 32) - 1
     left, top = {
         0: (crop.left, crop.top),
@@ -201,7 +201,7 @@ def _scaled(side: int, scale: int) -> int:
 
 
 def _even_place(room: int, share: int) -> int:
-    """Map a share in units of 2**-32 to an even offset up to `room`, such that each offset is equally likely."""
+    """Map `share`, in units of 2**-32, to an even offset up to `room`. Each offset gets an equal range of shares."""
     return (share * (room // 2 + 1) >> 32) * 2
 
 

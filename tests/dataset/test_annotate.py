@@ -242,7 +242,7 @@ def test_copies_take_later_columns_along(root: Path, tmp_path: Path) -> None:
     assert rows_of(copy) == rows_of(root) and streamvid.verify_dataset(copy, deep=True).is_right
     assert streamvid.copy_dataset(root, copy, journal=tmp_path / "j").state == "already there"
     streamvid.annotate(copy, write_rows(tmp_path / "b.csv", [{"key": KEYS[0], "more": 1}]))
-    with pytest.raises(SealedError, match="other columns"):
+    with pytest.raises(SealedError, match="different columns"):
         streamvid.copy_dataset(root, copy, journal=tmp_path / "j")
     assert "user.more" in rows_of(copy)[KEYS[0]]
 

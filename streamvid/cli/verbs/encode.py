@@ -67,7 +67,7 @@ def command(
 
 
 def _submit(run: TrainConfig, cluster: ClusterOptions, *, as_json: bool) -> int:
-    """Submit one array, whose last task to finish seals the features."""
+    """Submit one array of tasks. The task that finishes last seals the features."""
     from streamvid.cli.slurm import submit_command
     from streamvid.cluster.slurm import SlurmJobs
     from streamvid.storage import open_store

@@ -77,7 +77,7 @@ def command(
 
 
 def _weights_of(source: Path, ema: bool) -> tuple[Path, ...]:
-    """Return the files to export: the newest files of a run (one per model), or the one in a peft folder."""
+    """Return the files to export: the newest files of a run (one per model), or the file in a peft folder."""
     from streamvid.modules.export import MODEL_INDEX
     from streamvid.modules.saving import PEFT_WEIGHTS_FILE, written
 
@@ -102,7 +102,7 @@ def _weights_of(source: Path, ema: bool) -> tuple[Path, ...]:
 
 
 def _model_of(source: Path, model: str | None) -> Path | None:
-    """Return the base model: the given one, or the one in the run's configuration."""
+    """Return the path of the base model: `model` or, if it is None, the path in the configuration of the run."""
     from streamvid.config import read_yaml
 
     if model is not None:

@@ -127,7 +127,7 @@ def _write_html(found: RunForecast, path: Path) -> None:
 
 
 def _run(given: Values) -> PlannedRun:
-    """Remove the flags of the run from `given`, and build a PlannedRun.
+    """Remove the flags that describe the run from `given`, and build a PlannedRun from their values.
 
     The default tail policy depends on the split, as in VideoLoader.
     """
@@ -138,7 +138,9 @@ def _run(given: Values) -> PlannedRun:
 
 
 def _is_metadata(source: str) -> bool:
-    """Return True for metadata and False for a sealed dataset. Raises SourceError for a folder that is neither."""
+    """Return True if `source` is metadata, and False if it is a sealed dataset.
+
+    Raises SourceError if `source` is a folder without a dataset."""
     from streamvid.forecast.facts import is_metadata
 
     if "://" in source:
@@ -200,7 +202,7 @@ def _from_dataset(
 def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
     """Parse batch sizes: one number for all buckets, or items of the form `BUCKET=N`.
 
-    Raises ConfigError if one is invalid.
+    Raises ConfigError if an item is invalid.
     """
     pairs: dict[str, int] = {}
     for text in sizes:

@@ -111,7 +111,7 @@ def request_of(
     trackers: tuple[str, ...],
     flags: dict[str, object],
 ) -> TrainRequest:
-    """Return the TrainRequest for the options of a command line."""
+    """Return the TrainRequest for the arguments of `streamvid train`."""
     settings: dict[str, object] = {}
     if factory is not None:
         settings["model.factory"] = factory
@@ -123,7 +123,7 @@ def request_of(
 
 
 def _recipe(flags: Mapping[str, object]) -> Callable[[Mapping[str, str]], Mapping[str, object]] | None:
-    """Return a function that returns the options of the recipe that the flags name, or None if they name none."""
+    """Return a function that computes the default options of the recipe in the flags, or None without a recipe."""
     name, model = (None if flags.get(one) is None else str(flags[one]) for one in ("recipe", "model"))
     if name is None and model is None:
         if flags.get("lora"):
@@ -164,7 +164,7 @@ def _print_sharded(folder: Path, report: ShardReport) -> None:
 
 
 def _init_project(folder: Path) -> int:
-    """Write the project template. Raises ConfigError if the folder is not empty or cannot be written."""
+    """Write the project template to `folder`. Raises ConfigError if the folder is not empty or cannot be written."""
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; choose a new folder or an empty one")
     try:

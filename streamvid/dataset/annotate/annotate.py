@@ -29,9 +29,9 @@ class AnnotateReport:
     num_annotated: number of samples that have a row in the file.
     num_rows: number of rows in the file.
     num_unmatched: number of rows that match no sample.
-    unmatched: keys of the first ten of these rows.
+    unmatched: keys of the first ten unmatched rows.
     columns: user columns that were stored.
-    has_captions: True if captions were stored.
+    has_captions: True if captions were stored as well.
     num_bytes: total size of the new files.
     """
 
@@ -106,7 +106,10 @@ def annotate(
 
 
 def _put_columns(writing: Writing, join: Join, source_sha256: str, progress: Progress) -> Manifest:
-    """Store the files of the new columns, then publish the version that lists them. Return its manifest."""
+    """Store the files of the new columns, then publish a version that lists them.
+
+    Return the manifest of that version.
+    """
     files = []
     for number, data in enumerate(join.files(progress)):
         files.append(named_by_content("columns", number, data))

@@ -38,6 +38,7 @@ class Annotation:
     text: first caption of each row.
     captions: JSON list of all captions for rows with several captions, null for other rows.
     sha256: digest of the file and of the names of the selected columns.
+
     `text` and `captions` are None if there is no caption column.
     """
 
@@ -87,7 +88,10 @@ def _whole_blocks(path: Path, columns: Iterable[str]) -> Iterable[RowBlock]:
 
 
 def find_key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[str, str]:
-    """Return the (index column, file column) pair whose values identify the samples of each row."""
+    """Return (index column, column of the file).
+
+    A row applies to the samples with an equal value in the index column.
+    """
     if asked is not None and asked not in KEY_COLUMNS:
         raise ConfigError(
             f"key_column={asked!r}: must be one of {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; rename the "
@@ -136,7 +140,9 @@ def _user_column(path: Path, name: str, parts: Sequence[Column]) -> pa.Array:
 
 
 def _captions(path: Path, blocks: Iterable[RowBlock], name: str) -> tuple[pa.Array, pa.Array]:
-    """Return two arrays: the first caption of each row, and a JSON list of all captions for rows that have several."""
+    """Return two arrays with one entry per row: the first caption, and a JSON list of all captions or null.
+
+    The second array is null for rows with at most one caption."""
     first: list[pa.Array] = []
     several: list[pa.Array] = []
     row = 0

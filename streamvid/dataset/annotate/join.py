@@ -29,7 +29,7 @@ _KINDS = {"bool": "bool", "int64": "int64", "double": "double", "string": "strin
 class Join:
     """Join of an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
 
-    A join needs memory for the annotation, the keys of a million samples, and 4 bytes per sample.
+    A join needs memory for the annotation, for the keys of a million samples, and for 4 bytes per sample.
     """
 
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
@@ -83,7 +83,7 @@ class Join:
             )
 
     def _match(self) -> list[npt.NDArray[np.int32]]:
-        """Return one int32 array (num_samples,) per shard: the annotation row of each sample, or -1 if it has none."""
+        """Return one int32 array (num_samples,) per shard: each sample's row in the annotation, or -1 without a row."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -134,7 +134,7 @@ class Join:
         progress("annotate", len(files), len(files))
 
     def _tables(self, path: str, target: pa.Schema) -> Iterator[pa.Table]:
-        """Yield the new columns for each row group of a samples file."""
+        """Yield a table of the new columns for each row group of a samples file."""
         shards, numbers = self._dataset.shards, self._shards_of(path)
         for row_group, keys in enumerate(self._dataset.stored_rows(path, ["key"])):
             table, number = keys.slice(0, 0), numbers.get(row_group)
@@ -145,7 +145,7 @@ class Join:
             yield table if kept is None else _spread(table, kept, keys, target)
 
     def _shards_of(self, path: str) -> dict[int, int]:
-        """Map row groups of a samples file to rows of the shard table, except for shards without remaining samples."""
+        """Return the rows of the shard table by row group of a samples file. Empty shards are omitted."""
         shards = self._dataset.shards
         if path not in shards.index_path.names:
             return {}
@@ -153,7 +153,7 @@ class Join:
         return dict(zip(shards.index_row_group[rows].tolist(), rows.tolist(), strict=True))
 
     def _table(self, shard: ShardInfo, rows: npt.NDArray[np.int32], target: pa.Schema) -> pa.Table:
-        """Return the new columns of a shard. Samples without a value in the annotation keep their old values."""
+        """Return a table of a shard's new columns. Samples without a value in the annotation keep their old values."""
         import pyarrow as pa
 
         there = [name for name in ("key", *self.types) if name in self._dataset.samples_schema.names]
@@ -169,7 +169,9 @@ class Join:
 
 
 def _spread(table: pa.Table, kept: npt.NDArray[np.int32], keys: pa.Table, target: pa.Schema) -> pa.Table:
-    """Return all stored rows of a shard, with nulls for removed samples. kept: stored row of each row of `table`."""
+    """Return a table with one row per stored sample of a shard, with nulls for removed samples.
+
+    kept: for each row of `table`, the position of the sample among the stored samples."""
     import pyarrow as pa
 
     places = np.full(keys.num_rows, -1, np.int64)
@@ -191,7 +193,10 @@ def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
 
 
 def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, pa.Array]:
-    """Return the new captions. A single new caption replaces all previous captions of a sample."""
+    """Return the new caption columns by name.
+
+    New captions replace all old captions of a sample, even if there is only one.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -59,7 +59,7 @@ class SidecarManifest:
     base_plan, base_content: fingerprints `plan` and `base` of the dataset.
     made_with: description of the encoder, as JSON.
     shard_file: file of the table of shards.
-    null_file: file of tensors that replace the tensors of the same names when a sample is delivered without text.
+    null_file: file of null tensors, which replace the tensors of the same names if a sample is delivered without text.
     num_missing: number of visits that could not be encoded.
     """
 
@@ -90,8 +90,16 @@ class SidecarManifest:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> SidecarManifest:
+<<<<<<< HEAD
         """Parse manifest.json. Raises DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
         with naming(where, "copy the file again, or create the features again with `streamvid encode`"):
+=======
+        """Parse manifest.json.
+
+        Raises DatasetError if the file is invalid, and IntegrityError if its checksum is wrong.
+        """
+        with naming(where, "copy it again, or create the features again with `streamvid encode`"):
+>>>>>>> tx5-t
             value = unsealed_json(data, FORMAT, FORMAT_VERSION)
             num_visits, null = value["num_visits"], value["null"]
             if type(num_visits) is not int or not 1 <= num_visits <= MAX_VISITS:
@@ -113,7 +121,7 @@ class SidecarManifest:
 class Sidecar:
     """Sealed features in a store. Safe to use from several threads.
 
-    The constructor reads only the manifest. A loader reads the members of the tars in the same way as clips.
+    The constructor reads only the manifest. A loader reads the members of feature tars in the same way as clips.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -128,8 +136,8 @@ class Sidecar:
     def check_base(self, dataset: Dataset) -> None:
         """Verify that the features were created from this dataset.
 
-        Raises ConfigError with the differences if they were created from another dataset, and IntegrityError if their
-        table of shards does not match the dataset.
+        Raises ConfigError with the differences if the features were created from another dataset, and IntegrityError if
+        the table of feature shards does not match the dataset.
         """
         of_it = {"plan": self.manifest.base_plan, "content": self.manifest.base_content}
         problems = differences(of_it, base_facts(dataset), "fingerprints")
@@ -152,7 +160,7 @@ class Sidecar:
 
     @property
     def max_member_bytes(self) -> int:
-        """Size of the largest member in bytes; a loader reserves memory for it."""
+        """Size of the largest member in bytes, for which a loader reserves memory."""
         return self._shards.max_member_bytes
 
     def shard(self, base: ShardInfo) -> SidecarShard:
@@ -171,9 +179,9 @@ class Sidecar:
         return found
 
     def members(self, base: ShardInfo) -> MemberTable:
-        """Return the locations of the features for a shard of the dataset, using one small read.
+        """Read the table of members for a shard of the dataset, with one small read.
 
-        Raises IntegrityError if the table of members is damaged, and StorageError if it cannot be read.
+        Raises IntegrityError if the table is damaged, and StorageError if the table cannot be read.
         """
         shard, num_visits = self.shard(base), self.manifest.num_visits
         file = shard.index_file
@@ -194,7 +202,7 @@ class Sidecar:
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Tensors that replace the tensors of the same names when a sample is delivered without text; may be empty."""
+        """Null tensors (possibly none), which replace equally named tensors if a sample is delivered without text."""
         file = self.manifest.null_file
         if file is None:
             return {}
@@ -212,7 +220,7 @@ class Sidecar:
 def check_kinds(
     found: Mapping[str, RawTensor], kinds: Mapping[str, TensorInfo], where: str, *, is_part: bool = False
 ) -> None:
-    """Raise IntegrityError unless `found` contains all tensors of the manifest or, with `is_part`, some of them."""
+    """Raise IntegrityError unless `found` has the tensors that `kinds` lists or, with `is_part`, some of them."""
     if not is_part and set(found) != set(kinds):
         raise IntegrityError(f"{where} has the tensors {sorted(found)}, not {sorted(kinds)}; copy the features again")
     for name, one in found.items():
@@ -225,7 +233,7 @@ def check_kinds(
 
 
 def base_facts(dataset: Dataset) -> dict[str, str]:
-    """Return the fingerprints that identify a dataset regardless of columns added later."""
+    """Return the fingerprints that identify a dataset. Columns added later do not affect these fingerprints."""
     fingerprints = dataset.manifest.fingerprints
     return {"plan": fingerprints.plan, "content": fingerprints.base}
 
@@ -235,7 +243,7 @@ def differences(
 ) -> list[str]:
     """Return the differences between two JSON values, such as 'gop is 8 in the features, but 16 here'.
 
-    places: phrases that say where the two values were found.
+    places: phrases for the places of the two values.
     """
     one, other = dict(_leaves(stored, name)), dict(_leaves(given, name))
     return [
@@ -246,7 +254,7 @@ def differences(
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the text of each value that is not a mapping."""
+    """Yield the (dotted name, text) pair of each nested value that is not a mapping."""
     if isinstance(value, Mapping) and value:
         for part, child in value.items():
             yield from _leaves(child, f"{name}.{part}" if name else part)
@@ -259,7 +267,7 @@ def _shown(text: str | None) -> str:
 
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
-    """Return the manifest of the features in `store`. Raises DatasetError if it is missing."""
+    """Return the manifest of the features in `store`. Raises DatasetError if there is no manifest."""
     remedy = "create them with `streamvid encode`, or run an interrupted `streamvid encode` again"
     return read_sealed(store, SidecarManifest.from_json, f"no sealed features at {store.url}", remedy)
 
@@ -267,7 +275,7 @@ def read_sidecar_manifest(store: Store) -> SidecarManifest:
 def open_sidecar(url: str | Path, storage: StorageOptions | Mapping[str, Any] | None = None) -> Sidecar:
     """Open sealed features at a local path, or at a file:// or s3:// URL.
 
-    Raises ConfigError for invalid options, DatasetError if there are no sealed features, and StorageError if they
-    cannot be read.
+    Raises ConfigError for invalid options, DatasetError if there are no sealed features, and StorageError if the
+    features cannot be read.
     """
     return Sidecar(open_store(url, StorageOptions.of(storage)))

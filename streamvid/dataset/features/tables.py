@@ -58,7 +58,7 @@ class SidecarShard:
 
     @property
     def path(self) -> str:
-        """Path of the tar, which is the same as in the dataset."""
+        """Path of the tar. The dataset's tar has the same path."""
         return shard_path(self.bucket_id, self.number, self.build_id)
 
     @property
@@ -78,7 +78,7 @@ def index_path(bucket_id: str, number: int) -> str:
 
 
 def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
-    """Return the Parquet bytes of the table of shards. `shards` must be in the dataset's order."""
+    """Return the Parquet bytes of the table of shards. `shards` must be in the order of the dataset."""
     columns: dict[str, list[Any]] = {name: [getattr(one, name) for one in shards] for name in _SHARD_TYPES}
     digests = {name: list(map(bytes.fromhex, columns[name])) for name, kind in _SHARD_TYPES.items() if kind == "sha256"}
     return encode_table(columns | digests, _SHARD_TYPES)
@@ -86,7 +86,7 @@ def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class SidecarShards:
-    """Table of shards as arrays, from which SidecarShard values are created on request."""
+    """Table of shards, stored as arrays. SidecarShard values are created on request."""
 
     table: pa.Table
     rows: Mapping[str, range]
@@ -132,9 +132,9 @@ class SidecarShards:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MemberTable:
-    """Locations of a shard's members in its tar, as arrays of num_samples * num_visits rows.
+    """Locations of a shard's members in the tar, as arrays with num_samples * num_visits rows.
 
-    Rows are ordered by sample and visit.
+    Rows are ordered by sample, then by visit.
     offsets: byte offsets, or -1 for a visit that could not be encoded.
     sizes: sizes in bytes.
     sha256: digests, uint8 (rows, 32).
@@ -174,7 +174,7 @@ class MemberTable:
         return self.offsets.nbytes + self.sizes.nbytes + self.sha256.nbytes
 
     def place(self, row: int, visit: int) -> tuple[int, int, bytes] | None:
-        """Return (offset, size, SHA-256) of the member for a sample and a visit, or None if there is no such member."""
+        """Return (offset, size, SHA-256) of the member for a sample (`row`) and a visit, or None without a member."""
         place = row * self.num_visits + visit % self.num_visits
         if self.offsets[place] < 0:
             return None
@@ -197,7 +197,9 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
 
 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Read a table. Raises IntegrityError unless it has these column types and `num_rows` (min, max) rows."""
+    """Read a table. Raises IntegrityError unless its columns have these types and its number of rows is in `num_rows`.
+
+    num_rows: (minimum, maximum)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

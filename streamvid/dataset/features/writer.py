@@ -58,7 +58,7 @@ class FinishedShard:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> FinishedShard:
-        """Parse a record. Raises DatasetError if it is damaged; `where` is its name in the message."""
+        """Parse a record. Raises DatasetError if it is damaged. where: name of the record in the message."""
         try:
             value = json.loads(data)
             tensors = {name: TensorInfo(**one) for name, one in value["tensors"].items()}
@@ -77,7 +77,7 @@ class TensorKinds:
     shapes: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, key: str, tensors: Mapping[str, RawTensor]) -> None:
-        """Add a sample. Raises ConfigError unless its tensors match those of earlier samples."""
+        """Add the tensors of a sample. Raises ConfigError unless they match the tensors of earlier samples."""
         kinds = {name: TensorInfo(one.dtype, one.is_ragged) for name, one in tensors.items()}
         shapes = {name: list(one.shape[1:] if one.is_ragged else one.shape) for name, one in tensors.items()}
         if not self.tensors:
@@ -130,7 +130,7 @@ def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
 
 
 def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
-    """Raise ConfigError unless the null tensors can replace tensors of a shard's samples."""
+    """Raise ConfigError unless the null tensors can replace the tensors of the shard that `record` describes."""
     for name, one in null.items():
         kind = record.tensors.get(name)
         shape = list(one.shape[1:] if kind is not None and kind.is_ragged else one.shape)
@@ -144,7 +144,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 class SidecarWriter:
     """Writer of a dataset's features at a local path or at a file:// or s3:// URL.
 
-    made_with: JSON values that readers compare, such as the encoder's checksum.
+    made_with: description of the encoder as JSON values, such as a checksum. Readers compare it with their own encoder.
     num_visits: number of visits per sample.
 
     Several processes may write different shards at the same time.
@@ -198,7 +198,7 @@ class SidecarWriter:
 
     @cached_property
     def _done(self) -> set[str]:
-        """Paths of the shard records that existed on first access."""
+        """Paths of the shard records that existed when this property was first read."""
         return {file.path for file in self._store.files(STAGING)}
 
     def is_done(self, shard: ShardInfo) -> bool:
@@ -206,10 +206,10 @@ class SidecarWriter:
         return self.sealed is not None or _record_path(shard) in self._done
 
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:
-        """Write the features of `shard`. samples: (key, visits) tuples of all samples, in the order of the shard.
+        """Write the features of `shard`. samples: (key, visits) of every sample, in the order of the shard.
 
         A finished shard is overwritten. Raises ConfigError for tensors that cannot be stored, DatasetError if the
-        samples differ from those of the shard, and StorageError if the store fails.
+        samples are not those of the shard, and StorageError if the store fails.
         """
         if self.sealed is not None:
             raise DatasetError(f"the features at {self._store.url} are sealed; choose another destination")
@@ -292,7 +292,9 @@ class SidecarWriter:
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """Create a temporary folder, inside the store if it is local, so that files can be renamed into place.
+        """Create a temporary folder.
+
+        If the store is local, the folder is inside it, so that files can be renamed into place.
 
         Raises StorageError if the folder cannot be written.
         """
@@ -311,7 +313,7 @@ class SidecarWriter:
     def seal(self, null: Mapping[str, RawTensor] | None = None) -> SidecarManifest:
         """Write the manifest once all shards are finished. Only one process may call this method.
 
-        null: tensors that replace the tensors of the same names when a sample is delivered without text.
+        null: null tensors, which replace the tensors of the same names if a sample is delivered without text.
 
         Raises DatasetError if a shard is missing or tensors differ between shards, and ConfigError for invalid `null`.
         """

@@ -65,7 +65,7 @@ def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_c
     """Compile the condition `text`.
 
     resolve: function that returns (index column, kind) for a name.
-    is_canonical: True if `text` is the canonical spelling of a condition, which can be longer than the original.
+    is_canonical: True if `text` is a canonical spelling, which may be longer than a user's condition.
 
     Raises ConfigError with the text, the position and a remedy if `text` is not a valid condition, or contains a name
     for which `resolve` raises LookupError.
@@ -109,7 +109,7 @@ class _Compiler:
     # Text to tree.
 
     def _as_python(self) -> str:
-        """Return the text with each backquoted name replaced by a letter and spaces, which preserves positions."""
+        """Return the text with a letter and spaces in place of each backquoted name, so that positions are kept."""
         parts, letters = [], (chr(c) for c in range(_FIRST_STAND_IN, 0x9F00) if chr(c) not in self._text)
         for match in _TOKEN.finditer(self._text):
             part, kind, place = match[0], match.lastgroup, match.start()
@@ -305,7 +305,7 @@ class _Compiler:
 
 
 def _compared(node: Node) -> str:
-    """Return an example of a comparison with a number or text."""
+    """Return an example of a comparison with the node, for error messages."""
     return f"{_short(node)} == 'a'" if node.kind == "str" else f"{_short(node)} > 5"
 
 

@@ -50,7 +50,7 @@ class Filter:
     def matching(self, table: pa.Table) -> npt.NDArray[np.int32]:
         """Return the numbers of the rows that the condition selects, in ascending order.
 
-        A row is not selected if the result is unknown because a value that determines it is null or NaN. Raises
+        A row is not selected if the result is unknown because a value is null or NaN. Raises
         DatasetError if `table` does not contain all of `columns`, or if a column's type does not match the condition.
         """
         import pyarrow.compute as pc
@@ -111,12 +111,12 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
 
 
 def both(general: str | None, own: str | None) -> str | None:
-    """Return the conjunction of two conditions. None stands for the condition that is always true."""
+    """Return the text of the conjunction of two conditions. None stands for a condition that is always true."""
     return f"({general}) and ({own})" if general is not None and own is not None else general or own
 
 
 def filter_of_view(dataset: Dataset) -> Filter | None:
-    """Return the filter of the view that was opened, or None if no view was opened."""
+    """Return the filter of the view under which `dataset` was opened, or None if it was opened without a view."""
     return None if dataset.where is None else parse_filter(dataset.where, dataset)
 
 
@@ -143,7 +143,7 @@ def count_matches(
     The first call scans the filter's columns of the index, one shard at a time. The counts of all shards are cached in
     `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the dataset's
     content and the filter, so that later calls read only 8 bytes per shard. If several processes on one machine call
-    this function at the same time, only one of them scans. If the folder cannot be written, each call scans.
+    this function at the same time, only one process scans. If the folder cannot be written, each call scans.
     """
     everything = dataset.shards
     cache = CountCache.of(cache_dir, dataset.manifest.fingerprints.content, filter.text)
@@ -181,7 +181,9 @@ def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class CountCache:
-    """Cached counts of one filter per shard. The file contains a line of JSON, int64 counts, and the SHA-256 of both.
+    """Cache file with the number of samples per shard that one filter selects.
+
+    The file contains a line of JSON, the counts as int64, and the SHA-256 of both.
 
     Methods do not raise file errors. Counts that cannot be read are computed again, and counts that cannot be written
     are not cached.
@@ -229,7 +231,7 @@ class CountCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this entry, which excludes other processes on this machine, while the context is open."""
+        """Hold the lock of this entry, which excludes other processes on this machine, inside the `with` block."""
         with contextlib.ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,8 @@ class Node:
     kind: "int", "float", "str" or "bool".
     text: canonical spelling.
     columns: index columns that the part reads.
-    run: function that computes an array or a scalar from a table, with null for missing values and NaN.
+    run: function that computes the values of the part from a table, as an array or a scalar. Missing values and NaN are
+        null.
     literal: value of a literal, or None for other parts.
     """
 
@@ -34,7 +35,7 @@ class Node:
 
 
 def kind_of(kind: Any) -> str | None:
-    """Return the kind that conditions assign to a pyarrow type, or None if they do not support the type."""
+    """Return the kind of values of a pyarrow type in conditions, or None if conditions do not support the type."""
     if types.is_boolean(kind):
         return "bool"
     if types.is_uint64(kind) or types.is_floating(kind):
@@ -63,7 +64,7 @@ def literal(value: bool | int | float | str) -> Node:
 
 
 def call(function: str, kind: str, text: str, *parts: Node, **options: Any) -> Node:
-    """Return a node that calls a pyarrow.compute function on the values of other nodes."""
+    """Return a node that calls a function of pyarrow.compute with the values of `parts`."""
 
     def run(table: Any) -> Any:
         result = getattr(pc, function)(*(part.run(table) for part in parts), **options)
@@ -91,7 +92,7 @@ def junction(word: str, parts: Sequence[Node]) -> Node:
 def membership(part: Node, items: Sequence[Node]) -> Node:
     """Return a node for `part in items`, where the items are literals of the same kind as `part`.
 
-    Mixed ints and floats are compared as doubles. The result for a missing value is null.
+    If ints and floats are mixed, all are compared as doubles. The result for a missing value is null.
     """
     is_float = any(node.kind == "float" for node in (part, *items))
     value = as_float(part) if is_float else part

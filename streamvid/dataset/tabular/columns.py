@@ -50,8 +50,8 @@ _BOOLS = ("true", "false")
 class Column:
     """Values of one column in a block of rows.
 
-    form: "typed" for Arrow values. "text" for CSV cells as written: "" means no value, and the type depends on all
-        cells of the column. "json" for JSON text of values that are nested or differ in type.
+    form: "typed" for Arrow values; "text" for CSV cells as written, where "" means no value and all cells of the column
+        determine its type; "json" for values that are nested or differ in type, stored as JSON text.
     """
 
     cells: pa.Array
@@ -70,7 +70,7 @@ class Column:
         return [None if value == "" or value != value else value for value in self.raw_values()]  # noqa: PLR0124
 
     def kinds(self) -> frozenset[ColumnType] | None:
-        """Return the types other than string that fit all values, or None if there are no values."""
+        """Return all types except string that fit every value, or None if there are no values."""
         if self.form == "text":
             return _text_kinds(self.cells)
         if self.form == "json":
@@ -79,7 +79,7 @@ class Column:
         return _arrow_kinds(self.cells)
 
     def as_kind(self, kind: ColumnType) -> pa.Array:
-        """Convert the values to `kind`. Text becomes large strings; NaN and infinity become null."""
+        """Convert the values to `kind`. Strings become large strings; NaN and infinity become null."""
         if self.form == "text":
             return _text_as(self.cells, kind)
         if self.form == "json":
@@ -88,7 +88,7 @@ class Column:
 
 
 def common_kind(found: Iterable[frozenset[ColumnType] | None]) -> ColumnType:
-    """Return the type of a column, given `Column.kinds` of its blocks. Mixed and empty columns are strings."""
+    """Return the type of a column. found: `Column.kinds` of each block. Mixed and empty columns are strings."""
     known = [kinds for kinds in found if kinds is not None]
     shared = frozenset.intersection(*known) if known else frozenset()
     ordered: tuple[ColumnType, ...] = ("int64", "double", "bool")
@@ -125,7 +125,7 @@ def _text_as(cells: pa.Array, kind: ColumnType) -> pa.Array:
 
 
 def _present(cells: pa.Array) -> pa.Array:
-    """Return the cells without surrounding whitespace, with null for text such as "n/a"."""
+    """Return the cells without surrounding whitespace. Text such as "n/a" becomes null."""
     words = pc.utf8_trim_whitespace(cells)
     absent = pc.is_in(pc.utf8_lower(words), value_set=pa.array(_NO_VALUE, words.type))
     return pc.if_else(absent, pa.scalar(None, words.type), words)
@@ -197,7 +197,7 @@ def _as_text(value: object) -> str:
 
 
 def plain_text(value: object) -> str:
-    """Return the text for a value that JSON cannot represent."""
+    """Return a text that represents a value that JSON cannot represent."""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
@@ -208,7 +208,7 @@ def check_count(num_columns: int, where: str) -> None:
 
 
 def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Return the names without duplicates. Raises SourceError for names that an index cannot store."""
+    """Return the names with duplicates omitted. Raises SourceError for a name that an index cannot store."""
     found = tuple(dict.fromkeys(names))
     check_count(len(found), where)
     for name in found:
@@ -222,13 +222,16 @@ def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
-    """Return the column with the first matching usual name, ignoring case, or None if no name matches."""
+    """Return the column with the first possible name in `usual`, ignoring case, or None if no name matches."""
     folded = {name.strip().casefold(): name for name in reversed(names)}
     return next((folded[name] for name in usual if name in folded), None)
 
 
 def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], option: str) -> str:
-    """Return `asked` or, if it is None, the first column with a usual name. Raises SourceError if there is none."""
+    """Return `asked` or, if it is None, the first column with a usual name.
+
+    Raises SourceError without such a column.
+    """
     listed = ", ".join(names) or "none"
     if asked is None:
         found = usual_column(names, usual)
@@ -246,7 +249,7 @@ def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], o
 
 
 def check_text(text: str, what: str) -> str:
-    """Return `text`. Raises Rejected if it is not valid UTF-8, is too long, or contains a NUL character."""
+    """Return `text`. Raises Rejected if the text is not valid UTF-8, is too long, or contains a NUL character."""
     try:
         num_bytes = len(text.encode())
     except UnicodeEncodeError:

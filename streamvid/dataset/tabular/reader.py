@@ -43,7 +43,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class BrokenRow:
-    """Input row that cannot be read, with the reason."""
+    """Input row that cannot be read, and the reason."""
 
     reason: str
 
@@ -53,7 +53,7 @@ InputRow: TypeAlias = Mapping[str, object] | BrokenRow
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Consecutive rows of a file. broken: index of an unreadable row in the block → reason."""
+    """Consecutive rows of a file. broken: reason by index (within the block) of each unreadable row."""
 
     num_rows: int
     columns: Mapping[str, Column]
@@ -74,7 +74,7 @@ class RowBlock:
 
 
 def blocks_of(rows: Iterable[InputRow], columns: Collection[str] | None = None) -> Iterator[RowBlock]:
-    """Yield rows of Python values as blocks. columns: names of the columns to keep; None keeps all."""
+    """Group rows of Python values into blocks. columns: names of the columns to keep; None keeps all."""
     rows = iter(rows)
     while batch := list(islice(rows, BLOCK_ROWS)):
         broken = _broken(batch)
@@ -133,7 +133,7 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return large strings, and a mapping from row index to reason for strings with invalid Unicode.
+    """Return the texts as large strings, and the reason by row index for each text with invalid Unicode.
 
     Invalid characters are escaped or replaced.
     """
@@ -151,10 +151,10 @@ def is_metadata_name(name: str) -> bool:
 
 
 def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
-    """Return the column names of a local file. Raises SourceError if it cannot be read.
+    """Return the column names of a local file. Raises SourceError if the file cannot be read.
 
-    is_sample: True to read only the first block of rows. Columns that occur only in later rows of JSON files are then
-        missing.
+    is_sample: True to read only the first block of rows. The result then lacks columns of JSON files that occur only in
+        later rows.
     """
     blocks = read_blocks(path)
     if is_sample or path.suffix.lower() in (".csv", ".parquet"):
@@ -163,7 +163,7 @@ def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
 
 
 def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[RowBlock]:
-    """Yield the rows of a local file in blocks. Raises SourceError if it cannot be read.
+    """Yield the rows of a local file in blocks. Raises SourceError if the file cannot be read.
 
     columns: names of the columns to read; None reads all. For CSV and Parquet, the first block has columns but no rows.
     """

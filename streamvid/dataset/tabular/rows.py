@@ -36,7 +36,7 @@ _TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string
 class Spill:
     """Arrow record batches in a temporary file. Small data stays in memory.
 
-    The file is in the system's temporary directory (TMPDIR). It has no name, so it disappears when the process ends.
+    The file is in the system's temporary directory (TMPDIR). It is unlinked, so it disappears when the process ends.
 
     Methods raise StorageError if the file cannot be written or read.
     """
@@ -70,7 +70,7 @@ class Spill:
         return self._last[1]
 
     def read(self, number: int, columns: Sequence[int] | None = None) -> pa.RecordBatch:
-        """Read some columns of a batch, given by their numbers; None reads all columns."""
+        """Read some columns of a batch. columns: numbers of the columns; None reads all."""
         start, stop = self._bounds[number : number + 2]
         with _naming("read"):
             self._file.seek(start)
@@ -82,7 +82,7 @@ class Spill:
 
 @contextlib.contextmanager
 def _naming(verb: str) -> Iterator[None]:
-    """Convert errors of temporary files to StorageErrors with a remedy."""
+    """Convert errors of a temporary file to StorageErrors with a remedy."""
     try:
         yield
     except OSError as error:
@@ -96,8 +96,9 @@ def _naming(verb: str) -> Iterator[None]:
 class Rows(Sequence[_Row], Generic[_Row]):
     """Immutable sequence of values of one dataclass, stored on disk. Values are created when they are read.
 
-    Fields with numbers, booleans or text, including those of nested dataclasses, are Arrow columns. All other fields
-    are stored as pickles, which only this process can write. Sequential reads are fast; random reads are slow.
+    Fields with numbers, booleans or text, including fields of nested dataclasses, are Arrow columns. All other fields
+    are stored as pickles, which is safe because only this process can write the file. Sequential reads are fast; random
+    reads are slow.
     """
 
     def __init__(self, cls: type[_Row], spill: Spill, start: int = 0, stop: int | None = None) -> None:
@@ -108,7 +109,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
 
     @staticmethod
     def of(kind: type[_Row], values: Iterable[_Row]) -> Rows[_Row]:
-        """Store the values and return them as rows. Errors raised by the iterable are passed on."""
+        """Store the values, and return them as rows. Errors raised by `values` are not converted."""
         form, spill, values = _form_of(kind), Spill(), iter(values)
         while block := list(islice(values, BLOCK_ROWS)):
             spill.append(form.encode(block))
@@ -137,7 +138,10 @@ class Rows(Sequence[_Row], Generic[_Row]):
         return self._cached[1][place]
 
     def tuples(self, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the values of these fields for each row. Fields of nested dataclasses are named as in "clip.path"."""
+        """Yield a tuple of the values of these fields for each row.
+
+        Fields of nested dataclasses have names like "clip.path".
+        """
         fields = {field.name: (number, field) for number, field in enumerate(self._form.fields)}
         wanted = [fields[name][1] for name in names]
         for batch in self._blocks(sorted({fields[name][0] for name in names})):
@@ -146,7 +150,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
     def arranged(self, order: npt.NDArray[np.int64]) -> Rows[_Row]:
         """Return rows in another order: the row with index `order[i]` becomes row i.
 
-        The rows are first distributed to parts that fit into memory, so that all files are read sequentially.
+        The rows are first distributed among parts that fit in memory, so that files are read and written sequentially.
         """
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
@@ -178,7 +182,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join consecutive batches until they have at least _GATHERED_BYTES bytes."""
+    """Join consecutive batches into batches of at least _GATHERED_BYTES bytes."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -194,7 +198,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class _Part:
-    """Rows of one part of a new order, and their positions in this order."""
+    """Rows of one part of a new order, and the positions of these rows in the new order."""
 
     def __init__(self) -> None:
         self._spill = Spill(_PART_MEMORY_BYTES)
@@ -205,7 +209,7 @@ class _Part:
         self._targets.append(targets.copy())
 
     def in_order(self) -> pa.RecordBatch:
-        """Return the rows, and remove them from disk."""
+        """Return the rows in the new order, and remove them from disk."""
         spill, self._spill = self._spill, Spill()
         rows = _joined(map(spill.read, range(len(spill))))
         return rows.take(array_of(np.argsort(np.concatenate(self._targets))))
@@ -218,7 +222,7 @@ class _Part:
 class _Field:
     """Arrow column that stores one field.
 
-    name: dotted name.
+    name: dotted name of the field.
     kind: Arrow type, or None for pickles.
     default: value that is stored as null instead of a pickle.
     """

@@ -26,7 +26,7 @@ _COLUMNS, _BROKEN = b"columns", b"broken"  # keys in the Arrow schema of a store
 class MetadataTable:
     """All rows of one or more metadata files, and the column names in order of first appearance.
 
-    The rows are stored in a temporary file, so that memory does not grow with their number.
+    The rows are stored in a temporary file, so that memory does not grow with the number of rows.
 
     where: name of the metadata in messages.
     names: columns that come first, even if no row has a value for them.
@@ -53,7 +53,7 @@ class MetadataTable:
         return (_loaded(self._spill[number]) for number in range(len(self._spill)))
 
     def kinds(self, names: Collection[str]) -> dict[str, ColumnType]:
-        """Return a type for each of these columns that fits the column's values in all rows."""
+        """Return the type of each of these columns by name. The type fits the column's values in all rows."""
         found: dict[str, list[frozenset[ColumnType] | None]] = {name: [] for name in names}
         for block in self.blocks:
             for name, kinds in found.items():
@@ -78,12 +78,12 @@ def _loaded(batch: pa.RecordBatch) -> RowBlock:
 
 
 def read_table(where: str | Path, storage: StorageOptions) -> MetadataTable:
-    """Read a metadata file at a path or a URL. Raises SourceError if it cannot be read."""
+    """Read a metadata file at a path or a URL. Raises SourceError if the file cannot be read."""
     return MetadataTable(read_file(where, storage), f"metadata {where}")
 
 
 def read_file(where: str | Path, storage: StorageOptions) -> Iterator[RowBlock]:
-    """Yield the rows of a metadata file at a path or a URL in blocks. Raises SourceError if it cannot be read."""
+    """Yield, in blocks, the rows of a metadata file at a path or a URL. Raises SourceError if it cannot be read."""
     if isinstance(where, Path) or _REMOTE.match(where) is None:
         path = Path(where)
         _check_size(where, path.stat().st_size if path.is_file() else 0)

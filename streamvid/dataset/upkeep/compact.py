@@ -43,15 +43,15 @@ _END_BYTES = 1024
 class CompactReport:
     """Result of a compaction.
 
-    state: "compacted", "expired" if only earlier versions or files were deleted, "nothing to do", or for a dry run
-        "would be compacted" or "would be expired".
+    state: "compacted"; "expired" if only earlier versions or files were deleted; "nothing to do"; for a dry run, "would
+        be compacted" or "would be expired".
     version: number of the new version; None if the shards did not change.
     num_shards_before, num_shards: numbers of shards before and after.
     num_rewritten: number of old shards whose samples were written to new tars.
     num_bytes_written: total size of the new tars; 0 for a dry run.
     deleted: tars that were deleted because they contained samples that were removed or replaced.
     num_bytes_deleted: total size of the deleted tars.
-    expired: what `expire` deleted.
+    expired: versions and files that `expire` deleted.
     has_dropped_cache: True if the blocks of deleted tars were dropped from the local cache.
     """
 
@@ -208,7 +208,7 @@ class Compaction:
 
     @property
     def parts(self) -> list[Part]:
-        """Shards that are rewritten."""
+        """Old shards that are rewritten."""
         return [part for shard in self.written for part in shard.parts]
 
     @cached_property
@@ -217,7 +217,10 @@ class Compaction:
         return {part.shard.path for part in self.parts if not part.is_whole}
 
     def _groups(self) -> Iterator[list[Part]]:
-        """Yield the shards of each new shard: small shards in groups, shards with removed samples individually."""
+        """Yield the old shards that form each new shard.
+
+        Small shards are grouped; a shard with removed samples stays alone.
+        """
         drawn = {
             (bucket_id, first + number)
             for one in self.dataset.manifest.draws
@@ -256,7 +259,7 @@ class Compaction:
         return found if type(found) is int and found >= _RECORD_BYTES else _DEFAULT_BYTES
 
     def run(self, held: Writing, temp_dir: str | Path | None, workers: int, progress: Progress) -> int:
-        """Write the shards and the index, and publish them. Return the total size of the new tars."""
+        """Write the shards and the index, and publish a version. Return the total size of the new tars in bytes."""
         manifest, store = self.dataset.manifest, held.store
         old = {part.shard.path for part in self.parts}
         affected = {part.shard.index_path for part in self.parts} | {shard.index_path for shard in self.dead}
@@ -290,7 +293,7 @@ class Compaction:
 
 @dataclass
 class _Group:
-    """Small shards that become one shard."""
+    """Small shards that may become one shard."""
 
     parts: list[Part] = field(default_factory=list)
     num_bytes: int = 0
@@ -308,7 +311,7 @@ class _Group:
 
     @property
     def is_worth_it(self) -> bool:
-        """True if writing the group merges shards or omits removed samples."""
+        """True if writing the group would merge shards or omit removed samples."""
         return len(self.parts) > 1 or any(not part.is_whole for part in self.parts)
 
 
@@ -319,7 +322,7 @@ def _written(parts: Sequence[Part], taken: set[ShardName]) -> NewShard:
 
 
 def _extensions(part: Part) -> tuple[str, ...]:
-    """Return the extensions of the clip and the conditioning inputs, which are the same for all samples of a shard."""
+    """Return the extensions of a shard's members. All samples of the shard have the same extensions."""
     names = [name for name in part.dataset.stored_schema.names if name.startswith(MEDIA_PREFIX)]
     row = part.dataset.column_rows(part.shard, part.shard.index_path, ["clip_extension", *names]).slice(0, 1)
     (values,) = row.to_pylist()
@@ -328,7 +331,7 @@ def _extensions(part: Part) -> tuple[str, ...]:
 
 
 def _delete(store: Store, newest: Manifest) -> tuple[tuple[str, ...], int]:
-    """Delete tars whose samples were removed or replaced, if they still exist. Return their paths and total size."""
+    """Delete the tars whose samples were removed or replaced. Return (paths, total size) of the deleted tars."""
     deleted, num_bytes = [], 0
     for path, row in sorted(deleted_shards(read_moved(store, newest.files.moved)).items()):
         for name in (path, offsets_path(path)):

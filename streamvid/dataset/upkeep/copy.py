@@ -37,12 +37,12 @@ from streamvid.storage import FileState, LocalStore, StorageOptions, Store, Wron
 class CopyReport:
     """Result of a copy.
 
-    state: "copied", "repaired" (the same dataset was at `dest`, and some of its files were written again), or "already
-        there".
+    state: "copied"; "repaired" if `dest` already contained the same dataset and some of its files were written again;
+        "already there" if nothing was written.
     num_files, num_bytes: number and total size of the dataset's files.
     num_copied, num_bytes_copied: number and total size of the files that this run wrote.
     num_kept: number of files that were already correct.
-    num_uploads_aborted: number of unfinished uploads of killed writers that were removed from `dest`.
+    num_uploads_aborted: number of unfinished uploads that killed writers had left at `dest` and this run removed.
     """
 
     source: str
@@ -117,7 +117,9 @@ def copy_dataset(
 
 
 def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
-    """Return an earlier version's files for other readers. The store contains only those of the newest version.
+    """Return the contents of an earlier version's files for other readers, by path.
+
+    The store contains only those of the newest version.
 
     Raises DatasetError if shards of the version were deleted.
     """
@@ -132,7 +134,7 @@ def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
 
 
 def _read_twice(store: Store, path: str) -> bytes:
-    """Read a file until two reads agree, and return its bytes. This detects damage to a manifest in transit."""
+    """Read a file until two reads agree, and return the bytes. This detects a manifest that was damaged in transit."""
     reads = WrongReads()
     while (verdict := reads.judge(data := store.read(path))) != "unproven":
         if verdict == "stored":
@@ -157,7 +159,7 @@ def _check_places(source: Store, dest: Store) -> None:
 class _Copy:
     """Copy in progress: source, destination, and the journal of finished files.
 
-    made: path → content of files that are not copied from the source.
+    made: content by path of the files that are not copied from the source.
     """
 
     dataset: Dataset
@@ -197,7 +199,7 @@ class _Copy:
         )
 
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
-        """Return the states of the dataset's files at `dest`, and its manifest (None if missing or invalid).
+        """Return the states of the files at `dest` by path, and the bytes of the manifest (None if missing or invalid).
 
         Raises SealedError if the manifest describes another dataset, and DatasetError if there are unrelated files but
         no valid manifest.
@@ -220,7 +222,7 @@ class _Copy:
         return there, sealed
 
     def _other_files(self, sealed: bytes | None) -> set[str] | None:
-        """Return the paths of files that the manifest at `dest` describes differently, or None if all may differ."""
+        """Return the paths of files that the manifest at `dest` describes differently; None if any file may differ."""
         if sealed is None:
             return None
         if sealed == self.manifest:
@@ -253,7 +255,10 @@ class _Copy:
         return data
 
     def _copy_files(self, copier: FileCopier, there: dict[str, FileState], others: set[str] | None) -> tuple[int, int]:
-        """Copy the files that are missing or wrong at `dest`. Return their number and total size in bytes."""
+        """Copy the files that are missing or wrong at `dest`.
+
+        Return (number, total size in bytes) of the copied files.
+        """
         total, num_copied, num_bytes = count_files(self.dataset), 0, 0
         files: Iterator[FileInfo] = dataset_files(self.dataset)
         job = partial(self._copy_file, copier, there, others)
@@ -272,7 +277,7 @@ class _Copy:
         file: FileInfo,
         stop: threading.Event,
     ) -> int | None:
-        """Copy one file if needed. Return the number of bytes written, or None if the file was already correct."""
+        """Copy one file unless the existing copy is correct. Return the number of bytes written, or None if it was."""
         state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):
             return None

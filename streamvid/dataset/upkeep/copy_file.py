@@ -28,7 +28,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class FileCopier:
-    """Copier of files between two stores. If `dest` is remote, only files of more than 16 MiB use `folder`."""
+    """Copier of files between two stores. If `dest` is remote, only files larger than 16 MiB use the scratch folder."""
 
     source: Store
     dest: Store
@@ -37,7 +37,7 @@ class FileCopier:
     def copy(self, file: FileInfo, stop: threading.Event, name: str = "") -> None:
         """Copy a file. Raises IntegrityError if the bytes at the source do not match the manifest.
 
-        name: path of the copy, if it differs from the file's own.
+        name: path of the copy, if it differs from the path of the file.
         """
         data: bytes | Path = b""
 
@@ -66,7 +66,7 @@ class FileCopier:
             self.dest.put(path, data)
 
     def _read(self, file: FileInfo, stop: threading.Event) -> tuple[bytes | Path, bytes]:
-        """Read a file. Return its bytes or the path of its scratch copy, and its SHA-256."""
+        """Read a file. Return (bytes of the file or path of a scratch copy, SHA-256)."""
         digest = hashlib.sha256()
         if file.num_bytes <= BLOCK_BYTES and not self.dest.is_local:
             data = b"".join(map(bytes, read_blocks(self.source, file.path, file.num_bytes, stop)))
@@ -90,9 +90,9 @@ class FileCopier:
 
 @contextmanager
 def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Iterator[Path]:
-    """Create an empty scratch folder, and remove it at the end.
+    """Create an empty scratch folder for a `with` block, and remove it at the end of the block.
 
-    name: identifier of the data. Datasets in several places may share an identifier.
+    name: identifier of the data. Several datasets may share an identifier.
     """
     if isinstance(dest, LocalStore):
         folder = dest.root / SCRATCH
@@ -118,7 +118,7 @@ def _digest(*parts: str) -> str:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the scratch folder of a killed run. Raises StorageError if the folder may contain anything else."""
+    """Remove the scratch folder of a killed run. Raises StorageError if the folder may contain files of others."""
     try:
         found = folder.lstat()
     except FileNotFoundError:

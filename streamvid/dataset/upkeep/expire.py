@@ -25,7 +25,8 @@ class Expired:
     """Versions and files that an expiry deleted, or would delete.
 
     versions: numbers of the versions.
-    files: paths of files to which no kept version refers. num_bytes: their total size.
+    files: paths of files to which no kept version refers.
+    num_bytes: total size of these files.
     has_unfinished_build: True if the dataset has an unfinished build. In that case, only files of expired versions
         were deleted.
     """
@@ -37,7 +38,7 @@ class Expired:
 
 
 def parse_age(value: str | float) -> float:
-    """Return an age in seconds. value: number of seconds, or text such as "12h", "30d" or "4w"."""
+    """Parse an age, and return it in seconds. value: number of seconds, or text such as "12h", "30d" or "4w"."""
     if isinstance(value, str):
         match = _AGE.fullmatch(value)
         if match is None:
@@ -86,7 +87,7 @@ def expire_versions(held: Writing | Dataset, age_seconds: float) -> Expired:
 
 
 def _in_order(path: str) -> tuple[bool, str]:
-    """Return a sort key by which the tars of a version precede the index, which lists them."""
+    """Return a sort key that puts the tars of a version before the index files that list them."""
     return not path.startswith("shards/"), path
 
 

@@ -21,7 +21,7 @@ _VERSION = 1
 
 
 class FinishedFiles:
-    """Journal of finished files and the states of all files involved. Safe to use from several threads.
+    """Journal of finished files, and the states of the files on which they depend. Safe to use from several threads.
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 
@@ -52,7 +52,7 @@ class FinishedFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Remove the journal of a complete run; keep it after an error."""
+        """Remove the journal if the run is complete. Keep it after an error."""
         with contextlib.suppress(OSError):
             if self._journal is not None and kind is None:
                 self._path.unlink()
@@ -66,13 +66,16 @@ class FinishedFiles:
                 self._journal.clear()
 
     def is_done(self, path: str, *files: FileState) -> bool:
-        """Return True if `path` was finished with `files` in their current state. Unknown versions count as changed."""
+        """Return True if `path` was finished and `files` have not changed since.
+
+        A file of unknown version counts as changed.
+        """
         if self._journal is None or not all(file.version for file in files):
             return False
         return bool(self._journal.findings.get((path,)) == _facts(files))
 
     def add(self, path: str, *files: FileState) -> None:
-        """Mark `path` as finished with `files` in their current state."""
+        """Mark `path` as finished. files: current states of the files on which the result depends."""
         if self._journal is None or not all(file.version for file in files):
             return
         try:

@@ -39,7 +39,7 @@ class VersionInfo:
 
 @dataclass(frozen=True, slots=True)
 class VersionsReport:
-    """Kept versions of a dataset, the newest first, and its views by name."""
+    """Kept versions of a dataset, newest first, and the views of the dataset by name."""
 
     dataset: str
     versions: tuple[VersionInfo, ...]
@@ -55,7 +55,7 @@ class VersionsReport:
 
 
 def versions(dataset: str | Path, *, storage: StorageOptions | Mapping[str, Any] | None = None) -> VersionsReport:
-    """List the kept versions of the dataset at `dataset`, with the change that produced each, and its views.
+    """List the views of the dataset at `dataset`, and its kept versions with the change that produced each version.
 
     Raises DatasetError if there is no dataset, and StorageError if the store fails.
     """
@@ -70,7 +70,7 @@ def tag(
     move: bool = False,
     storage: StorageOptions | Mapping[str, Any] | None = None,
 ) -> VersionsReport:
-    """Tag a version, so that `URL@NAME` opens it and `compact --expire` keeps it. Return the versions.
+    """Tag a version, so that `URL@NAME` opens this version and `compact --expire` keeps it. Return the versions.
 
     version: number, another tag, or "latest"; None removes the tag.
     move: True to allow moving an existing tag to another version.
@@ -104,7 +104,9 @@ def view(
     *,
     storage: StorageOptions | Mapping[str, Any] | None = None,
 ) -> VersionsReport:
-    """Store a condition on samples as a view, so that `URL#NAME` opens the samples that meet it. Return the versions.
+    """Store a condition on samples as a view, so that `URL#NAME` opens only the samples that match.
+
+    Return the versions.
 
     where: condition as in `VideoLoader(where=...)`; None removes the view. An existing view is replaced.
 
@@ -124,7 +126,7 @@ def view(
 
 
 def _publish(held: Writing, draft: Manifest, change: Change) -> None:
-    """Publish a version, unless it would be equal to the newest one."""
+    """Publish `draft` as a version, unless it is equal to the newest version."""
     if draft != held.newest:
         held.publish(draft, change)
 

@@ -154,7 +154,7 @@ class _Merge:
     def __init__(
         self, held: Writing, sources: Sequence[Dataset], named: Sequence[Dataset], on_duplicate: OnDuplicate
     ) -> None:
-        """Choose the samples. named: `sources`, and the datasets whose samples have already been merged."""
+        """Decide which samples stay. named: `sources`, including datasets that have already been merged."""
         self.held, self.dest, self.sources = held, held.dataset, sources
         contents = (source.manifest.fingerprints.content for source in named)
         self.merged = tuple(dict.fromkeys((*held.newest.merged, *contents)))
@@ -168,7 +168,7 @@ class _Merge:
         self.moved = [MovedShard.of(shard, (NOWHERE, 0), is_deleted=True) for shard in self.dead]
 
     def run(self, temp_dir: str | Path | None, workers: int, progress: Progress) -> MergeReport:
-        """Write the shards and the index, and publish the version."""
+        """Write the shards and the index, and publish the version. Return the report."""
         store, old, everything = self.held.store, self.held.newest, [self.dest, *self.sources]
         affected = self._affected()
         own, draws = self._own_shards(affected)
@@ -201,12 +201,12 @@ class _Merge:
         )
 
     def _affected(self) -> frozenset[str]:
-        """Return the samples files of the dataset from which samples are removed."""
+        """Return the paths of those samples files of the dataset from which samples are removed."""
         replaced = {self.dest.shards[number].index_path for number in self.left_out.of_dest}
         return frozenset(replaced | {shard.index_path for shard in self.dead})
 
     def _own_shards(self, affected: frozenset[str]) -> tuple[list[NewShard], list[StoredSet]]:
-        """Return the shards in affected samples files, without the replaced samples, and the remaining draw sets."""
+        """Return the shards in affected samples files, without replaced samples, and the remaining draw sets."""
         shards, there = [], set()
         for number, shard in enumerate(self.dest.shards):
             part = _without(Part.whole(self.dest, shard), self.left_out.of_dest.get(number))
@@ -225,7 +225,7 @@ class _Merge:
         return shards, list(kept_sets(self.dest.manifest.draws, there))
 
     def _shards_of(self, source: Dataset, left_out: Mapping[int, Rows]) -> tuple[list[NewShard], list[StoredSet]]:
-        """Return the shards that a source adds, and its draw sets with their new numbers."""
+        """Return the shards that a source adds, and the source's draw sets with new shard numbers."""
         shards, numbers = [], dict[tuple[str, int], int]()
         for place, shard in enumerate(source.shards):
             part = _without(Part.whole(source, shard), left_out.get(place))
@@ -246,7 +246,7 @@ class _Merge:
         return NewShard(part.shard.bucket_id, number, build_id, part.shard.split, (part,), change)
 
     def _with_files(self, draft: Manifest) -> Manifest:
-        """Add the removed samples, rejections and records of the sources, and the moved shards."""
+        """Return `draft` with tables of the sources' removed samples, rejections and records, and of moved shards."""
         files, counts = draft.files, draft.counts
         removed = [one for source in self.sources for one in _removed_of(source, draft.version + 1)]
         new_removed = [self._put("removed", len(files.removed), encode_removed(removed))] if removed else []
@@ -279,7 +279,7 @@ class _Merge:
         return file
 
     def _copied(self, source: Dataset, file: FileInfo) -> FileInfo:
-        """Copy an index file, whose name contains its checksum."""
+        """Copy an index file under the same name, which contains its checksum."""
         check_size(source.store, file)
         put_file(self.held.store, file.path, bytes(read_verified(source.store, file)))
         return file
@@ -295,6 +295,9 @@ def _without(part: Part, rows: Rows | None) -> Part:
 
 
 def _removed_of(source: Dataset, version: int) -> Iterator[RemovedSample]:
-    """Yield the removed samples of a source, which must not be added again. No shard contains them anymore."""
+    """Yield the removed samples of a source, so that they are not added again.
+
+    No shard contains these samples anymore.
+    """
     for row in read_removed(source.store, source.manifest.files.removed).to_pylist():
         yield RemovedSample(**{**row, "number": NOWHERE, "build_id": 0, "version": version})

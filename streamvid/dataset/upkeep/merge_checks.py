@@ -56,7 +56,7 @@ def check_alike(dest: Dataset, sources: Sequence[Dataset]) -> None:
 
 
 def _audio_of(dataset: Dataset) -> object:
-    """Return the option clips.audio with which a dataset was built."""
+    """Return the value of the option `clips.audio` with which a dataset was built."""
     return dataset.manifest.build.get("options", {}).get("audio", "keep")
 
 
@@ -65,7 +65,7 @@ def _unlike(dest: Dataset, source: Dataset, name: str, own: object, other: objec
 
 
 def merged_buckets(datasets: Sequence[Dataset]) -> tuple[Bucket, ...]:
-    """Return the buckets of all datasets, those of the first dataset first."""
+    """Return the buckets of all datasets, starting with those of the first dataset."""
     buckets: dict[str, Bucket] = {}
     for dataset in datasets:
         for bucket in dataset.manifest.buckets:
@@ -74,9 +74,9 @@ def merged_buckets(datasets: Sequence[Dataset]) -> tuple[Bucket, ...]:
 
 
 def merged_groups(dest: Dataset, sources: Sequence[Dataset], rows: pa.Schema) -> list[NewGroup]:
-    """Return the groups of columns of a merged dataset. rows: schema of its samples files.
+    """Return the column groups of a merged dataset. rows: schema of its samples files.
 
-    Each source adds one group. It contains the source's columns that were added later or that the samples files lack.
+    Each source adds one group, with the columns that were added to the source later or that the samples files lack.
     """
     groups = own_groups(dest)
     for source in sources:
@@ -97,9 +97,10 @@ def _is_of(source: Dataset) -> Callable[[Part], bool]:
 
 @dataclass
 class Omissions:
-    """Samples that a merge omits: row of a dataset's shard table → positions of the samples, in ascending order.
+    """Samples that a merge omits, as ascending positions by row of a dataset's shard table.
 
-    of_dest, of_sources: samples of the destination, and of each source.
+    of_dest: omitted samples of the destination.
+    of_sources: omitted samples of each source.
     num_replaced, num_duplicates, num_kept_out: see MergeReport.
     """
 
@@ -111,10 +112,10 @@ class Omissions:
 
 
 def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Omissions:
-    """Return the samples that a merge omits: duplicates, and those that had been removed from `dest`.
+    """Return the samples that a merge omits: duplicates, and samples that had been removed from `dest`.
 
-    Memory is proportional to the record keys of the sources. Raises DatasetError for duplicates if `on_duplicate` is
-    "error".
+    Memory is proportional to the number of record keys in the sources. Raises DatasetError for duplicates if
+    `on_duplicate` is "error".
     """
     owners = _owners(dest, sources, on_duplicate)
     found = Omissions()
@@ -141,9 +142,9 @@ def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicat
 
 
 def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Mapping[str, int]:
-    """Map each record key of the sources to the number of the dataset whose samples stay.
+    """Return the number of the dataset whose samples stay, by record key of the sources.
 
-    Datasets are numbered from 0, which is `dest`.
+    Number 0 is `dest`. The sources have the numbers from 1 on.
     """
     owners: dict[str, int] = {}
     twice: set[str] = set()

@@ -42,10 +42,10 @@ _PLACE = ("packets_offset", "packets_bytes", "packets_sha256")
 
 @dataclass(frozen=True)
 class NewGroup:
-    """Group of columns added later, as stored in the new version.
+    """Group of columns added later, in the new version.
 
-    old: the group of the dataset that changes, or None for a group of merged samples.
-    has: function that returns True if a part of a shard has values of the group.
+    old: the same group in the changed dataset; None for a group of merged samples.
+    has: function that returns True if a part of a shard has values in the group.
     """
 
     columns: Mapping[str, str]
@@ -55,7 +55,7 @@ class NewGroup:
 
 
 def own_groups(dataset: Dataset) -> list[NewGroup]:
-    """Return the groups of the dataset that is changed. Its samples keep their values."""
+    """Return the column groups of the dataset that is changed. Samples keep their values."""
     places = {file.path: place for place, file in enumerate(dataset.manifest.files.samples)}
 
     def has(group: ColumnGroup, part: Part) -> bool:
@@ -72,8 +72,8 @@ def own_groups(dataset: Dataset) -> list[NewGroup]:
 class _WrittenFiles:
     """Index files of up to MAX_SHARDS_PER_FILE shards, and the rows of these shards in the shard table.
 
-    columns: one file per group, or None if no sample has values of the group.
-    is_mixed: for each group, True if some samples have values of the group and some do not.
+    columns: one file per group, or None for a group in which no sample has values.
+    is_mixed: for each group, True if some samples have values in the group and some do not.
     """
 
     samples: FileInfo
@@ -87,7 +87,8 @@ class _WrittenFiles:
 class NewIndex:
     """Writer of the index files of a new version.
 
-    dataset: version that is changed. affected: its samples files that are replaced as a whole.
+    dataset: version that is changed.
+    affected: samples files of this version that are replaced as a whole.
     buckets: buckets of the version, in order.
     rows: schema of the samples files.
     has_packets: True if the version has packets files.
@@ -103,7 +104,7 @@ class NewIndex:
     def write(self, shards: Sequence[NewShard], facts: Sequence[TarFacts]) -> tuple[Manifest, ShardTable]:
         """Write the index files for `shards`, which replace the shards in the affected samples files.
 
-        Return the manifest, without the fields that follow from the shard table, and the shard table.
+        Return (manifest, shard table). The manifest lacks the fields that follow from the shard table.
         """
         manifest, store = self.dataset.manifest, self.dataset.store
         order = {bucket.id: place for place, bucket in enumerate(self.buckets)}
@@ -151,7 +152,10 @@ class NewIndex:
         return ColumnGroup(of_files, group.columns, "" if is_mixed else group.source_sha256)
 
     def _old_packets(self, place: int) -> FileInfo:
-        """Return the packets file of a kept samples file. A dataset without packets gets an empty one."""
+        """Return the packets file of a kept samples file.
+
+        If the dataset has no packets, write an empty packets file.
+        """
         packets = self.dataset.manifest.files.packets
         return packets[place] if packets else self._put("packets", place, b"", "arrows")
 
@@ -173,7 +177,7 @@ class NewIndex:
         return _WrittenFiles(samples, packets, tuple(columns), is_mixed, tuple(infos))
 
     def _rows(self, shard: NewShard, tar: TarFacts, place: TablePlace | None) -> pa.Table:
-        """Return the index rows of a new shard, with the values of the samples files."""
+        """Return the index rows of a new shard, with values from the samples files of its parts."""
         import pyarrow as pa
 
         parts = [
@@ -199,7 +203,7 @@ class NewIndex:
         return pa.table(columns, schema=self.rows)
 
     def _columns(self, group: NewGroup, pairs: Sequence[tuple[NewShard, TarFacts]]) -> bytes:
-        """Return the file of a group's columns, with the values that readers see."""
+        """Return the bytes of a file with the columns of a group, as readers of the dataset see the values."""
         import pyarrow as pa
 
         target = schema({"key": "string", **group.columns})
@@ -213,7 +217,7 @@ class NewIndex:
 
 
 def _moved_members(table: pa.Table, offsets: Mapping[str, int]) -> dict[str, Sequence[Any]]:
-    """Return the columns with the offsets of members in a new tar. offsets: member name → offset of its data."""
+    """Return the columns of member offsets for a new tar. offsets: offset of the data by member name."""
     keys, extensions = table.column("key").to_pylist(), table.column("clip_extension").to_pylist()
     names = [f"{key}.{extension}" for key, extension in zip(keys, extensions, strict=True)]
     new: dict[str, Sequence[Any]] = {"clip_offset": [offsets[name] for name in names]}
@@ -244,7 +248,7 @@ def _info(shard: NewShard, tar: TarFacts, table: pa.Table, index_path: str, row_
 
 
 def _largest(table: pa.Table) -> int:
-    """Return the size of the largest clip, including its conditioning inputs."""
+    """Return the size in bytes of the largest clip with its conditioning inputs."""
     sizes = np.asarray(table.column("clip_bytes").to_numpy(), np.int64).copy()
     for name in table.column_names:
         if name.startswith(MEDIA_PREFIX):
@@ -254,7 +258,7 @@ def _largest(table: pa.Table) -> int:
 
 
 def _places(tables: Sequence[bytes]) -> list[TablePlace | None]:
-    """Return the location of each packet table in a file that contains them end to end."""
+    """Return the location of each packet table in a file that consists of all tables in order."""
     ends = np.cumsum([len(table) for table in tables]).tolist()
     return [
         TablePlace(end - len(table), len(table), hashlib.sha256(table).digest()) if table else None

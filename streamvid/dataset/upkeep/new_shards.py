@@ -34,7 +34,10 @@ _HASHES = 16
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Samples of an existing shard that a new shard contains. rows: ascending positions among the shard's samples."""
+    """Samples of an existing shard that a new shard contains.
+
+    rows: ascending positions among the existing shard's samples.
+    """
 
     dataset: Dataset
     shard: ShardInfo
@@ -42,12 +45,12 @@ class Part:
 
     @staticmethod
     def whole(dataset: Dataset, shard: ShardInfo) -> Part:
-        """Return all samples of a shard."""
+        """Return the part that contains all samples of a shard."""
         return Part(dataset, shard, np.arange(shard.num_samples))
 
     @property
     def stored_rows(self) -> Int64s:
-        """Positions of the samples in the tar."""
+        """Positions of the samples in the existing tar."""
         kept = self.dataset.kept_rows(self.shard)
         return self.rows if kept is None else kept[self.rows].astype(np.int64)
 
@@ -59,7 +62,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class NewShard:
-    """One shard of the new version. A shard that is not rewritten has one part, with all samples of its tar."""
+    """One shard of the new version. A shard that is not rewritten has one part, which contains all samples of a tar."""
 
     bucket_id: str
     number: int
@@ -70,7 +73,7 @@ class NewShard:
 
     @staticmethod
     def kept(dataset: Dataset, shard: ShardInfo) -> NewShard:
-        """Return a shard that keeps an existing shard unchanged."""
+        """Return the entry for an existing shard that stays unchanged."""
         part = Part.whole(dataset, shard)
         return NewShard(shard.bucket_id, shard.number, shard.build_id, shard.split, (part,), "kept")
 
@@ -85,7 +88,7 @@ class NewShard:
 
 @dataclass(frozen=True, slots=True)
 class TarFacts:
-    """Sizes and checksums of a shard's files. offsets: member name → offset of its data, or None if unchanged."""
+    """Sizes and checksums of a shard's files. offsets: offset of the data by member name; None if unchanged."""
 
     num_bytes: int
     sha256: str
@@ -102,9 +105,9 @@ def taken_names(dataset: Dataset, dead: Sequence[ShardInfo]) -> set[ShardName]:
 
 
 def build_id_of(parts: Sequence[Part], number: int, taken: set[ShardName]) -> int:
-    """Return a build id that depends only on the shard's content and gives the shard an unused name.
+    """Return a build id that depends only on the shard's content and results in an unused name.
 
-    taken: names of all shards of all versions. The new name is added.
+    taken: names of all shards of all versions. The function adds the new name to `taken`.
     """
     digest = hashlib.sha256(str(number).encode())
     for part in parts:
@@ -130,9 +133,9 @@ def dead_shards(dataset: Dataset) -> list[ShardInfo]:
 def store_shards(
     dest: Store, shards: Sequence[NewShard], folder: Path, workers: int, progress: Progress
 ) -> list[TarFacts]:
-    """Write or copy the tars of new shards to `dest`, and return their facts in the order of `shards`.
+    """Write or copy the tars of new shards to `dest`. Return the TarFacts of each shard, in the order of `shards`.
 
-    folder: scratch folder, on the file system of `dest` if `dest` is local.
+    folder: scratch folder, which must be on the file system of `dest` if `dest` is local.
     """
     store = _Storing(dest, folder)
     total, done = sum(shard.change != "kept" for shard in shards), 0
@@ -152,7 +155,7 @@ class _Storing:
     folder: Path
 
     def store(self, shard: NewShard, stop: threading.Event) -> TarFacts:
-        """Store the files of one shard, the offsets first."""
+        """Store the offsets file of one shard, then its tar. Return facts about both."""
         if shard.change == "written":
             return self._write(shard, stop)
         old = shard.parts[0].shard
@@ -203,7 +206,7 @@ class _Storing:
     def _samples(
         self, shard: NewShard, opened: contextlib.ExitStack, stop: threading.Event
     ) -> Iterator[tuple[str, dict[str, bytes]]]:
-        """Yield the samples of a new shard from the verified tars of its parts."""
+        """Yield the samples of a new shard, read from the verified tars of its parts."""
         for part in shard.parts:
             with self._verified(part, stop) as tar:
                 samples = _by_key(tar)
@@ -217,7 +220,7 @@ class _Storing:
 
     @contextlib.contextmanager
     def _verified(self, part: Part, stop: threading.Event) -> Iterator[BinaryIO]:
-        """Open a tar whose checksum was verified. A remote tar is downloaded first."""
+        """Verify the checksum of a part's tar, and open the tar. A remote tar is downloaded first."""
         store, tar = part.dataset.store, shard_files(part.shard)[0]
         if isinstance(store, LocalStore):
             verify(store, tar, bytearray())

@@ -31,7 +31,10 @@ _FACTS = ("key", "record_key", "source", "clip_sha256")
 
 @dataclass(frozen=True, slots=True)
 class RemovedClip:
-    """One removed sample, as reported. path: tar that contains its bytes until `compact` deletes them."""
+    """Entry of a report for one removed sample.
+
+    path: tar that contains the sample's bytes until `compact` deletes them.
+    """
 
     key: str
     record_key: str
@@ -50,10 +53,11 @@ class RemoveReport:
     removed: the removed samples.
     num_left: number of samples that remain in the dataset.
     num_already_removed: number of selected keys whose samples an earlier command removed.
-    unmatched: first 100 of the keys that belong to no sample of any version. num_unmatched: their number.
+    unmatched: first 100 of the keys that belong to no sample of any version.
+    num_unmatched: total number of such keys.
     stored_in: tars that still contain bytes of removed samples, including those of earlier removals.
-    same_clips: keys of remaining samples with the same clip bytes as a removed one, at most 100.
-    num_same_clips: number of these samples.
+    same_clips: keys of the first 100 remaining samples whose clip has the same bytes as a removed clip.
+    num_same_clips: total number of such samples.
     """
 
     dataset: str
@@ -133,7 +137,7 @@ def remove(
 
 
 class _Removal:
-    """Selected samples, and the shard table without them."""
+    """Selected samples, and the shard table that remains without these samples."""
 
     def __init__(
         self,
@@ -162,7 +166,7 @@ class _Removal:
             self.clips.append(RemovedClip(key, record_key, source, digest.hex(), shard.path))
 
     def publish(self, held: Writing, reason: str) -> None:
-        """Write the table of the removed samples, and publish the version without them."""
+        """Write the table of the removed samples, and publish a version without these samples."""
         data, manifest = encode_removed(self.samples), self.dataset.manifest
         file = named_by_content("removed", len(manifest.files.removed), data)
         put_file(held.store, file.path, data)
@@ -205,7 +209,10 @@ class _Removal:
 
 
 def _matches(dataset: Dataset, selection: SampleSelection, progress: Progress) -> dict[int, npt.NDArray[np.int32]]:
-    """Map rows of the shard table to the ascending rows of selected samples, omitting shards without any."""
+    """Return the ascending rows of selected samples by row of the shard table.
+
+    Shards without selected samples are omitted.
+    """
     found: dict[int, npt.NDArray[np.int32]] = {}
     total = len(dataset.shards)
     for number, shard in enumerate(dataset.shards):
@@ -217,7 +224,7 @@ def _matches(dataset: Dataset, selection: SampleSelection, progress: Progress) -
 
 
 def _removed_before(dataset: Dataset, selection: SampleSelection) -> tuple[list[str], list[str]]:
-    """Return two lists of selected keys that match no sample: keys of samples removed earlier, and all others."""
+    """Return two lists of the selected keys that match no sample: keys of samples removed earlier, and unknown keys."""
     if not selection.unmatched:
         return [], []
     table = read_removed(dataset.store, dataset.manifest.files.removed)
@@ -227,7 +234,7 @@ def _removed_before(dataset: Dataset, selection: SampleSelection) -> tuple[list[
 
 
 def _same_clips(dataset: Dataset, samples: Sequence[RemovedSample]) -> list[str]:
-    """Return the keys of other samples with the same clips."""
+    """Return the keys of other samples whose clips have the same bytes as those of `samples`."""
     removed, keys = {one.clip_sha256 for one in samples}, {one.key for one in samples}
     found: list[str] = []
     for shard in dataset.shards if removed else ():

@@ -25,10 +25,10 @@ _MAX_TEXT_BYTES = 2**30
 
 
 class SampleSelection:
-    """Samples to select.
+    """Selection of samples.
 
     columns: index columns that `matching` needs.
-    unmatched: keys that no table has contained so far.
+    unmatched: keys that have not matched a row of any table so far.
     """
 
     def __init__(self, keys: tuple[tuple[str, ...], Collection[str]] | None, filter: Filter | None, source: str | None):
@@ -64,7 +64,7 @@ class SampleSelection:
 def select(
     dataset: Dataset, keys: str | Path | Collection[str] | None, where: str | None, source: str | None
 ) -> SampleSelection:
-    """Return the selection that the given argument describes. Raises ConfigError unless exactly one is given.
+    """Return the selection that `keys`, `where` or `source` describes. Raises ConfigError unless exactly one is given.
 
     keys: keys, record keys or source names, or the path of a file that lists them.
     where: condition on the dataset's columns.
@@ -82,7 +82,7 @@ def select(
 
 
 def _read_keys(path: Path) -> tuple[tuple[str, ...], set[str]]:
-    """Return the index columns to which the keys in a file refer, and the keys.
+    """Return the index columns to which the keys in a file refer, and the set of keys.
 
     A text file has one key, record key or source name per line. Other files are tables with a key column.
     """
@@ -125,11 +125,11 @@ def _texts(values: Collection[str]) -> Any:
 
 
 def in_all_buckets(dataset: Dataset, found: dict[int, npt.NDArray[np.int32]]) -> dict[int, npt.NDArray[np.int32]]:
-    """Add the copies of the selected clips in other buckets.
+    """Return the selected samples and their copies in other buckets, in the form of `found`.
 
-    Matching shards of a draw set list clips in the same order.
+    Matching shards of a draw set list their clips in the same order.
 
-    found: row of the shard table → positions of the selected samples, in ascending order.
+    found: ascending positions of selected samples by row of the shard table.
     """
     if not dataset.manifest.draws:
         return found

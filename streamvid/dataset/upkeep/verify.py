@@ -68,7 +68,7 @@ class VerifyReport:
     """Result of a verification.
 
     is_complete: False if the manifest or the shard table is damaged, so that shards could not be verified.
-    num_shards_resumed: number of shards that were not read, because an interrupted run had verified them.
+    num_shards_resumed: number of shards that were not read again, because an interrupted run had verified them.
     problems: first 1000 problems.
     extra: paths of the first 1000 files that are not part of the dataset.
     num_problems, num_extra: total numbers of problems and extra files; `num_extra` is None if the store does not list
@@ -160,7 +160,7 @@ def verify_dataset(
 
 
 def _intact(store: Store, path: str, read: Callable[[], T]) -> T | Problem:
-    """Return the result of `read`, or the problem if the manifest at `path` exists but is damaged."""
+    """Return the result of `read`. If the manifest at `path` exists but is damaged, return the problem instead."""
     try:
         return read()
     except StorageError:
@@ -181,7 +181,7 @@ def _open(store: Store, newest: Manifest, number: int) -> Dataset:
 
 
 def _is_publishing(store: Store, newest: Manifest) -> bool:
-    """Return True if a writer is replacing the files for other readers, or was killed while replacing them.
+    """Return True if a writer is replacing the files for other readers, or was killed while doing so.
 
     The next writer completes the replacement. If the access keys do not permit listing, it is unknown whether a file
     exists.
@@ -248,7 +248,10 @@ class _Check:
                 self.problems.append(problem)
 
     def _has_shards(self, found: list[Problem]) -> bool:
-        """Return True if the shard table can be used. Add a problem to `found` if it does not match the manifest."""
+        """Return True if the shard table can be used.
+
+        If the table does not match the manifest, add a problem to `found`.
+        """
         if {file.path for file in self.dataset.manifest.files.shards} & {problem.path for problem in found}:
             return False
         try:
@@ -283,7 +286,7 @@ class _Check:
         return found
 
     def _with_samples(self, problem: Problem) -> Problem:
-        """Return the problem with the number of affected samples, unless the shard checks report these samples."""
+        """Return the problem with the number of affected samples, unless the checks of shards report these samples."""
         manifest, shards = self.dataset.manifest, self.dataset.shards
         for place, samples in enumerate(manifest.files.samples):
             packets = manifest.files.packets_of(samples.path)
@@ -316,7 +319,7 @@ class _Check:
                 self.progress("shards", number, len(shards))
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
-        """Return the number of extra files in the store (None if unknown), and the paths of the first ones."""
+        """Return (number of extra files in the store or None if unknown, paths of the first extra files)."""
         count, first = 0, []
         try:
             known = kept_files(self.dataset.store, self.newest)

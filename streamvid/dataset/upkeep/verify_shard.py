@@ -57,9 +57,10 @@ class Problem:
 
 @dataclass
 class ShardFindings:
-    """Problems of a shard, the states of its two files if both have the right size, and the number of bytes read.
+    """Result of the verification of one shard.
 
-    keys: keys of the samples if a later version deliberately deleted the shard, else None.
+    states: states of the tar and of the offsets file; empty unless both have the right size.
+    keys: keys of the samples if a later version deliberately deleted the shard; otherwise None.
     """
 
     shard: ShardInfo
@@ -102,7 +103,7 @@ def check_states(
 
 
 def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool, stop: threading.Event) -> None:
-    """Verify every byte of a shard and its index rows, and add problems to the findings of `check_states`."""
+    """Verify every byte of a shard and its index rows. Add problems to `findings`, the result of `check_states`."""
     shard = findings.shard
     rows = _check_rows(dataset, findings) if is_index_right else []
     found = {problem.path for problem in findings.problems}
@@ -130,10 +131,11 @@ def check_file(
     clips: ClipChecksums | None = None,
     known: FileState | None = None,
 ) -> Problem | None:
-    """Verify the bytes of a file. Return the problem, or None if there is none.
+    """Verify the bytes of a file. Return the problem, or None if the file is right.
 
-    Wrong bytes are read again, because they may have been damaged in transit.
-    clips: clip checksums to compute during the read.
+    If the checksum is wrong, the file is read again, because the bytes may have been damaged in transit.
+
+    clips: clip checksums to compute while the file is read.
     known: current state of the file, if the caller knows it.
 
     Raises StorageError if the store cannot report whether the file exists.
@@ -158,7 +160,7 @@ def check_file(
 
 
 def _read(store: Store, file: FileInfo, version: str, stop: threading.Event, clips: ClipChecksums | None) -> bytes:
-    """Return the SHA-256 of a file, and compute the checksums of its clips."""
+    """Return the SHA-256 of a file. In the same pass, compute the checksums of its clips."""
     digest, start = hashlib.sha256(), 0
     if clips is not None:
         clips.begin()
@@ -171,7 +173,7 @@ def _read(store: Store, file: FileInfo, version: str, stop: threading.Event, cli
 
 
 def problem_of_state(file: FileInfo, state: FileState | None) -> Problem | None:
-    """Return a problem if a file is missing or has the wrong size, else None."""
+    """Return a problem if a file is missing or has the wrong size; otherwise, return None."""
     if state is None:
         return Problem(file.path, MISSING, f"{file.num_bytes} bytes", "nothing")
     if state.num_bytes != file.num_bytes:
@@ -204,7 +206,7 @@ class ClipChecksums:
         self.begin()
 
     def begin(self) -> None:
-        """Reset all checksums, so that `update` can begin again at the start of the tar."""
+        """Reset all checksums, so that the tar can be read again from the start."""
         self._digests = [hashlib.sha256() for _ in self._clips]
         self._first = 0  # all clips before this one are complete
 
@@ -230,7 +232,7 @@ class ClipChecksums:
 
 
 def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
-    """Verify the captions and packets of a shard. Return its index rows, or [] if they cannot be used."""
+    """Verify the captions and packets of a shard. Return the shard's clips, or [] if the index rows cannot be used."""
     shard = findings.shard
     try:
         table = dataset.samples(shard, _COLUMNS + _PACKETS)
@@ -257,7 +259,7 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
 
 
 def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -> None:
-    """Verify that the files of columns added later contain the same keys as the samples index, row by row."""
+    """Verify that the files of columns added later contain the same keys as the samples index in every row."""
     for path in dataset.column_paths(findings.shard):
         try:
             found = dataset.column_rows(findings.shard, path, ["key"]).column("key").to_pylist()

@@ -26,11 +26,11 @@ _log = logging.getLogger("streamvid.loader")
 
 @dataclass(frozen=True)
 class Later:
-    """Changes between a version and the newest one.
+    """Changes between a version and the newest version.
 
     newest: the newest version.
-    removed: keys of samples that the version has and the newest one lacks.
-    moved: each shard that was replaced, and the shards to which its samples were moved.
+    removed: keys of samples that the version contains and the newest version does not.
+    moved: for each shard that was replaced, the shards to which its samples were moved.
     """
 
     newest: Dataset
@@ -39,7 +39,7 @@ class Later:
 
     @staticmethod
     def of(dataset: Dataset, newest: Manifest) -> Later:
-        """Return the changes from `dataset` to `newest`, and read the tables that list them.
+        """Read the tables of removed samples and moved shards, and return the changes from `dataset` to `newest`.
 
         Raises IntegrityError for damaged tables, and StorageError if the store cannot be read.
         """
@@ -56,9 +56,9 @@ class Later:
         return Later(later, frozenset(_removed_from(dataset, gone, moved)), moved)
 
     def shards_of(self, shard: ShardInfo) -> list[ShardInfo] | None:
-        """Return the newest version's shards that can contain an earlier shard's samples.
+        """Return those shards of the newest version that can contain the samples of an earlier shard.
 
-        The result is None if the earlier shard remains.
+        The result is None if the newest version still contains the earlier shard.
         """
         name = (shard.bucket_id, shard.number, shard.build_id)
         if name not in self.moved:
@@ -70,7 +70,7 @@ class Later:
 
 
 def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
-    """Return the keys of the samples that were removed after a version, by the shard that contained them last."""
+    """Return the keys of samples that were removed after a version, by the last shard that contained the sample."""
     found: dict[ShardName, set[str]] = {}
     columns = (removed.column(name).to_pylist() for name in ("version", "key", "bucket_id", "number", "build_id"))
     for since, key, *name in zip(*columns, strict=True):
@@ -82,7 +82,7 @@ def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
 def _removed_from(
     dataset: Dataset, gone: Mapping[ShardName, set[str]], moved: Mapping[ShardName, Sequence[ShardName]]
 ) -> set[str]:
-    """Return the removed keys that a version contains. Keys are read only for shards that were replaced."""
+    """Return those removed keys that `dataset` contains. The index is read only for shards that were replaced."""
     found: set[str] = set()
     before: dict[ShardName, list[ShardName]] = {}
     for old, several in moved.items():
@@ -105,7 +105,7 @@ def _removed_from(
 
 
 def _reached(first: ShardName, following: Mapping[ShardName, Sequence[ShardName]]) -> set[ShardName]:
-    """Return a shard, and all shards that its samples reached in one or more moves."""
+    """Return a set with a shard and all shards to which its samples were moved, in one or more moves."""
     waiting, seen = [first], set[ShardName]()
     while waiting:
         name = waiting.pop()
@@ -121,7 +121,7 @@ _announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of 
 class LaterVersions:
     """Effects of later versions on the samples of several datasets, for a run on earlier versions. Thread-safe.
 
-    datasets: number → dataset. Methods accept these numbers, and ignore other datasets.
+    datasets: datasets by number. Methods accept these numbers, and ignore other numbers.
     silent: numbers of datasets whose removed samples are not logged.
     is_new: True if the datasets were opened for the first epoch, so that their manifests need not be read again.
     """
@@ -135,9 +135,10 @@ class LaterVersions:
         self._is_new = is_new
 
     def begin_epoch(self) -> None:
-        """Find samples that were removed in the meantime. If this fails, log a warning and keep the earlier findings.
+        """Find the samples that were removed since the last call.
 
-        The number of removed samples is logged once per process, and again when it changes.
+        On failure, log a warning and keep the earlier findings. The number of removed samples is logged once per
+        process, and again when it changes.
         """
         try:
             self.refresh(is_opening=self._is_new)
@@ -159,7 +160,7 @@ class LaterVersions:
                 )
 
     def refresh(self, *, is_opening: bool = False) -> bool:
-        """Read the newest versions. Return True if any of them is newer than before.
+        """Read the newest version of each dataset. Return True if a dataset has a newer version than before.
 
         is_opening: True to use the manifests that were read when the datasets were opened.
         Raises the same errors as `Later.of`.
@@ -174,17 +175,17 @@ class LaterVersions:
         return is_new
 
     def removes(self, number: int) -> bool:
-        """Return True if a later version lacks any samples of a dataset."""
+        """Return True if samples of a dataset were removed in a later version."""
         later = self._later.get(number)
         return later is not None and bool(later.removed)
 
     def is_removed(self, number: int, key: str) -> bool:
-        """Return True if a later version lacks the sample with this key."""
+        """Return True if the sample with this key was removed in a later version."""
         later = self._later.get(number)
         return later is not None and key in later.removed
 
     def shards_of(self, number: int, shard: ShardInfo) -> Iterator[tuple[Later, ShardInfo]] | None:
-        """Return an iterator over the shards that replace a shard, with their versions; None if the shard remains."""
+        """Return an iterator over (changes, shard) for all shards that replace a shard; None if it still exists."""
         later = self._later.get(number)
         shards = None if later is None else later.shards_of(shard)
         return None if later is None or shards is None else ((later, one) for one in shards)

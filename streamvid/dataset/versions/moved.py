@@ -28,9 +28,11 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class MovedShard:
-    """One shard that no longer exists in the newest version, and one shard of the same bucket with its samples.
+    """Shard that no longer exists in the newest version, and a shard to which some of its samples were moved.
 
-    sha256, num_bytes: checksum and size of the old tar. Caches name blocks by the checksum.
+    Both shards have the same bucket.
+
+    sha256, num_bytes: checksum and size of the old tar. Caches use the checksum in the names of blocks.
     is_deleted: True if the old tar contains samples that were removed or replaced. `compact` deletes it, even if
         earlier versions refer to it. Other tars remain as long as a kept version refers to them.
     """
@@ -56,7 +58,7 @@ class MovedShard:
 
     @property
     def new_path(self) -> str | None:
-        """Path of the new shard, or None if no sample was kept."""
+        """Path of the new shard, or None if no sample of the old shard was kept."""
         return None if self.new_number == NOWHERE else shard_path(self.bucket_id, self.new_number, self.new_build_id)
 
 
@@ -83,7 +85,7 @@ def read_moved(store: Store, files: Sequence[FileInfo]) -> list[MovedShard]:
 def deleted_shards(moved: Sequence[MovedShard]) -> dict[str, MovedShard]:
     """Return the shards whose tars must be deleted, by path.
 
-    These contain samples that were removed or replaced, or are the origins of such shards.
+    These tars contain samples that were removed or replaced, or are earlier tars from which such tars were made.
     """
     doomed: dict[str, MovedShard] = {}
     for row in reversed(moved):  # a shard is listed before the shards that its samples are moved to later
@@ -93,7 +95,7 @@ def deleted_shards(moved: Sequence[MovedShard]) -> dict[str, MovedShard]:
 
 
 def tars_with_removed(store: Store, files: ManifestFiles, paths: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the paths of all tars in the store that contain removed samples, for the newest and all earlier versions.
+    """Return the paths of all tars in the store that contain removed samples, including tars of earlier versions.
 
     paths: tars from which samples are about to be removed.
     """

@@ -44,8 +44,9 @@ class DatasetRef:
     def parse(url: str | Path) -> DatasetRef:
         """Parse `URL[@VERSION][#VIEW]`.
 
-        A local path whose own name has this form is used unchanged, unless only the folder without the suffix exists.
-        Raises ConfigError if both are datasets. A trailing slash selects the folder.
+        A local path that itself ends with such a suffix, such as "clips@2", is used unchanged, unless only the path
+        without the suffix exists. Raises ConfigError if both paths are datasets. A trailing slash selects the path that
+        ends with the suffix.
         """
         refuse_credentials("dataset", url)
         text = str(url)
@@ -65,7 +66,7 @@ class DatasetRef:
 
     @property
     def is_newest(self) -> bool:
-        """True if this refers to the newest version, whatever its number."""
+        """True if this refers to the newest version rather than to a particular number or tag."""
         return self.version in (None, LATEST)
 
 
@@ -79,7 +80,7 @@ def version_path(number: int) -> str:
 
 
 def read_version(store: Store, number: int) -> Manifest:
-    """Return the manifest of a version. Raises DatasetError if the dataset does not contain it."""
+    """Return the manifest of a version. Raises DatasetError if the dataset does not contain this version."""
     nothing = f"no version {number} of the dataset at {store.url}"
     remedy = "streamvid versions lists the versions that are kept"
     found = read_sealed(store, manifest_from_json, nothing, remedy, version_path(number))
@@ -117,14 +118,14 @@ def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any]
 
 
 def open_cache(options: StorageOptions) -> BlockCache | None:
-    """Open the cache that the options configure, or return None if they configure none."""
+    """Open the cache that the options configure. Return None if no cache is configured."""
     if options.cache_dir is None or options.cache_bytes is None:
         return None
     return BlockCache(Path(options.cache_dir), options.cache_bytes)
 
 
 def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, version: int | None = None) -> Dataset:
-    """Open the version and view of a dataset that `ref` names. Raises the same errors as `open_dataset`.
+    """Open a dataset at the version and view that `ref` names. Raises the same errors as `open_dataset`.
 
     version: number of the version to open instead of the one that `ref` names.
     """
@@ -134,9 +135,10 @@ def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, ver
 
 
 def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:
-    """Return the manifest of a version. Raises ConfigError for an unknown version, and DatasetError for a deleted one.
+    """Return the manifest of a version.
 
-    An earlier version does not contain the files for other readers, which are always those of the newest version.
+    Raises ConfigError for an unknown version, and DatasetError for a deleted version. An earlier version does not
+    contain the files for other readers, which are always those of the newest version.
     """
     number = resolve(newest, version, store.url)
     if number == newest.version:
@@ -165,8 +167,8 @@ def check_newest(url: str | Path) -> str | Path:
 def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) -> str | None:
     """Return the condition of a view, or None if `view` is None. Raises ConfigError for an unknown view.
 
-    If the version itself contains the view, that condition is used, so that a run can resume after the view was
-    changed.
+    If the opened version itself lists the view, the condition from this version is used, so that a run can resume after
+    the view has changed.
     """
     if view is None:
         return None
@@ -182,7 +184,7 @@ def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) ->
 
 
 def version_files(store: Store, newest: Manifest) -> dict[int, FileState]:
-    """Return the files of the manifests of all kept versions, as version → file. This lists the folder `versions`."""
+    """Return the manifest files of all kept versions by version number. The function lists the folder `versions`."""
     found = {}
     for state in store.files(_FOLDER):
         match = _FILE.fullmatch(state.path)
@@ -202,8 +204,7 @@ def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
 def files_of_version(store: Store, manifest: Manifest) -> set[str]:
     """Return the paths of all files of a version, including its own manifest.
 
-    If deletion of the version was interrupted after its shard table was deleted, its tars no longer exist and are
-    omitted.
+    If an interrupted deletion of the version has removed the shard table, the tars no longer exist, and are omitted.
     """
     own = version_path(manifest.version)
     if any(store.size(file.path) is None for file in (*manifest.files.shards, *manifest.files.removed)):

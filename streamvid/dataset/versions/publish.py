@@ -44,7 +44,7 @@ _CHANGED = (
 
 
 def described(draft: Manifest, shards: ShardTable) -> Manifest:
-    """Return a manifest with the buckets, counts and fingerprints that follow from its shard table."""
+    """Return the manifest with the buckets, counts and fingerprints that follow from the shard table."""
     used = set(shards.bucket_id.names)
     buckets = tuple(bucket for bucket in draft.buckets if bucket.id in used)
     base = base_digest(shards.content_lines(), index_files(draft), draft.frame_rate, draft.media)
@@ -64,7 +64,7 @@ def described(draft: Manifest, shards: ShardTable) -> Manifest:
 
 
 class Writing:
-    """Right to publish the next version of a dataset, held by one process at a time.
+    """Right to publish the next version of a dataset. Only one process at a time has this right.
 
     newest: the manifest from which the next version is made.
     """
@@ -78,7 +78,9 @@ class Writing:
         return Dataset(self.store, manifest=self.newest)
 
     def publish(self, draft: Manifest, change: Change, shards: ShardTable | None = None) -> Manifest:
-        """Publish `draft` as the next version and return it. All its files must have been written.
+        """Publish `draft` as the next version, and return its manifest.
+
+        All files of the version must have been written.
 
         shards: shard table of the version, without removed samples, if it differs from that of the previous version.
             The fields that follow from it are set (see `described`), and the files for other readers are written.
@@ -106,7 +108,10 @@ class Writing:
 
 @contextmanager
 def writing(store: Store) -> Iterator[Writing]:
-    """Hold the lease on a dataset while its next version is made. Raises DatasetError if another process holds it."""
+    """Hold the lease on a dataset while its next version is made.
+
+    Raises DatasetError if another process holds the lease.
+    """
     read_manifest(store)  # raises an error if there is no dataset, before anything is written
     with held(store, LEASES, RUN) as lease:
         yield Writing(store, lease)
@@ -127,14 +132,14 @@ def _rolled_forward(store: Store) -> Manifest:
 
 
 def _with_reader_files(draft: Manifest, others: dict[str, bytes]) -> Manifest:
-    """Return the manifest with the given files for other readers instead of those that it lists."""
+    """Return the manifest with its files for other readers replaced by the given files."""
     listed = without_reader_files(draft).files.other
     found = (FileInfo.of(path, data) for path, data in others.items())
     return replace(draft, files=replace(draft.files, other=(*listed, *found)))
 
 
 def _put_reader_files(store: Store, new: Manifest, old: Manifest, others: dict[str, bytes]) -> None:
-    """Replace the files for other readers, whose names are fixed, if the version changes them."""
+    """Replace those files for other readers that differ in the new version. The names of these files are fixed."""
     there = set(old.files.other)
     for file in new.files.other:
         if file.path in others and file not in there:
@@ -142,7 +147,7 @@ def _put_reader_files(store: Store, new: Manifest, old: Manifest, others: dict[s
 
 
 def put_file(store: Store, path: str, data: bytes) -> None:
-    """Write a new file of the index. Large files are uploaded in parts, from a temporary file."""
+    """Write a new file of the index. A large file is uploaded in parts, from a temporary file."""
     if store.is_local or len(data) <= _PUT_BYTES:
         store.put(path, data)
         return

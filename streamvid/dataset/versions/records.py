@@ -40,7 +40,7 @@ def rejected_rows(rows: InputRows) -> npt.NDArray[np.bool_]:
 
 
 def encode_records(rows: InputRows, number: int) -> list[tuple[FileInfo, bytes]]:
-    """Return the two files of a table, as `ManifestFiles.records` lists them: the directory, then the blocks.
+    """Return the two files of a table in the order of `ManifestFiles.records`: the directory, then the blocks.
 
     number: number of the table in the dataset.
     """
@@ -63,7 +63,7 @@ def encode_records(rows: InputRows, number: int) -> list[tuple[FileInfo, bytes]]
 
 
 def find_records(store: Store, files: Sequence[FileInfo], names: npt.NDArray[np.uint64]) -> InputRows:
-    """Return all known rows with these names. Raises IntegrityError for damaged files.
+    """Return all known rows whose file names have these hashes. Raises IntegrityError for damaged files.
 
     files: `ManifestFiles.records`.
     """

@@ -14,10 +14,10 @@ _MIN_SHARE = (1, 3)  # of each side that must remain
 
 
 class BlackBars:
-    """Rows and columns at the edges that are black in every sample, as `Margins` of the displayed frame in pixels.
+    """Black rows and columns at the edges of all samples, as `Margins` of the displayed frame in pixels.
 
-    Each is rounded up to an even number. Samples that are completely black, as in a fade, do not count. The value is
-    None if all samples are black, or if less than a third of a side would remain.
+    Each margin is rounded up to an even number. Samples that are completely black, as in a fade, are ignored. The value
+    is None if all samples are black, or if less than a third of the width or height would remain.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class BlackBars:
 
 
 def _bars(luma: npt.NDArray[np.uint8]) -> Margins | None:
-    """Return the bars of one picture; None if the whole picture is black."""
+    """Return the margins of one picture that are black; None if the whole picture is black."""
     if all(edge.max() > _MAX_LEVEL for edge in (luma[0], luma[-1], luma[:, 0], luma[:, -1])):
         return NO_MARGINS
     vertical = _ends(luma)
@@ -57,7 +57,7 @@ def _bars(luma: npt.NDArray[np.uint8]) -> Margins | None:
 
 
 def _ends(luma: npt.NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Return the numbers of black rows at the start and at the end; None if all rows are black."""
+    """Return how many rows are black at the start and at the end; None if all rows are black."""
     is_black = (luma.sum(axis=1, dtype=np.int64) <= _MAX_MEAN * luma.shape[1]) & (luma.max(axis=1) <= _MAX_LEVEL)
     if is_black.all():
         return None

@@ -35,20 +35,23 @@ class Figure(Protocol):
     """Figure that is computed sample by sample."""
 
     def see(self, frame: FrameView, step: int) -> None:
-        """Measure the file's next sample. step: number of the first multiple of 1/8 second at which it is shown."""
+        """Measure the file's next sample.
+
+        step: number of the first multiple of 1/8 second at which the sample is shown.
+        """
 
     def value(self, start: int, stop: int) -> Value:
-        """Return the value for samples `start` to `stop` (exclusive), or None if these samples have no value.
+        """Return the figure of samples `start` to `stop` (exclusive), or None if it is not defined for these samples.
 
         Samples are numbered in the order in which they were seen.
         """
 
 
 class Motion:
-    """Mean absolute change of luma within 1/8 second, in levels from 0 to 255, at 64 pixels on the longer side.
+    """Mean absolute change of luma within 1/8 second, in levels from 0 to 255, in pictures of 64 pixels.
 
-    The value is None for fewer than two samples. The first sample of a part is not compared with the sample before the
-    part.
+    The number of pixels refers to the longer side. The value is None for fewer than two samples. The first sample of a
+    part is not compared with the sample before the part.
     """
 
     def __init__(self) -> None:
@@ -70,11 +73,12 @@ class Motion:
 
 
 class Blur:
-    """Perceptual blur (Crete et al., "The blur effect", 2007) at up to 512 pixels on the longer side, from 0 to 1.
+    """Perceptual blur (Crete et al., "The blur effect", 2007), from 0 (sharp) to 1 (blurred).
 
-    Blurring changes a sharp picture more than one that is already blurred. The figure is the share of the differences
-    between neighboring pixels that remains after a box filter of 9 pixels: the larger share of the two directions,
-    averaged over the samples. It is None if all samples are flat or too small.
+    Blurring changes a sharp picture more than a picture that is already blurred. The figure of a sample is the share of
+    the differences between neighboring pixels that remains after a box filter of 9 pixels, in the direction with the
+    larger share. The longer side of the picture has at most 512 pixels. The value is the mean over all samples, or None
+    if all samples are flat or too small.
     """
 
     def __init__(self) -> None:
@@ -91,7 +95,7 @@ class Blur:
 
 
 def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
-    """Return the share of the differences between neighboring rows that a box filter keeps, in millionths.
+    """Return the share of the differences between neighboring rows that remains after a box filter, in millionths.
 
     Return None if there are no differences or too few rows.
     """
@@ -107,7 +111,7 @@ def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
 
 
 class Signature:
-    """Signature for finding copies of a part; see signature.py. None if most samples are flat."""
+    """Signature for finding copies of a part; see signature.py. The value is None if most samples are flat."""
 
     def __init__(self) -> None:
         self._spectra: list[npt.NDArray[np.int32]] = []
@@ -133,10 +137,10 @@ def _rounded(total: int, count: int) -> float:
 
 
 def sample_steps(timestamps: Sequence[int], time_base: Fraction) -> dict[int, int]:
-    """Return the samples as frame number → number of the first multiple of 1/8 second at which the frame is shown.
+    """Return the samples by frame number: the first multiple of 1/8 second at which the frame is shown, as its number.
 
-    Frames that are not shown at any multiple are omitted. The last frame is assumed to last as long as the one before
-    it.
+    Frames that are not shown at any multiple are not samples. The last frame is assumed to last as long as the frame
+    before it.
     """
     rate = time_base * SAMPLES_PER_SECOND
     end = timestamps[-1] + max(1, timestamps[-1] - timestamps[-2] if len(timestamps) > 1 else 1)

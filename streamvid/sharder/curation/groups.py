@@ -31,7 +31,7 @@ _ROWS_AT_ONCE = 1 << 16
 def find_leaders(signatures: Words) -> Numbers:
     """Return the leader of each row. A row without a similar earlier leader is its own leader.
 
-    signatures: (words, rows), at most 2**32 rows, in the order in which rows become leaders.
+    signatures: (words, rows), with at most 2**32 rows. Only an earlier row can become the leader of a row.
     """
     leaders = np.arange(signatures.shape[1])
     rows = leaders.copy()
@@ -60,10 +60,10 @@ def similar(signatures: Words, first: Numbers, second: Numbers) -> npt.NDArray[n
 
 
 def _follow(leaders: Numbers, pairs: Numbers, signatures: Words) -> Numbers:
-    """Let the second row of each pair follow the first, unless one of them already follows another row.
+    """Make the first row of each pair the leader of the second, unless one of the two already has another leader.
 
-    Rows that followed the second row follow the first if they are similar to it, and become leaders otherwise. Return
-    all rows that became leaders or have new followers.
+    A former follower of the second row follows the first row if the two are similar; otherwise, it becomes a leader.
+    Return all rows that became leaders or have new followers.
     """
     for first, second in pairs.tolist():
         if leaders[first] == first and leaders[second] == second:
@@ -75,7 +75,7 @@ def _follow(leaders: Numbers, pairs: Numbers, signatures: Words) -> Numbers:
 
 
 def _neighbors(signatures: Words, rows: Numbers, key: int) -> Numbers:
-    """Return the pairs of similar rows among neighbors in the order of a key, as a sorted array (pairs, 2)."""
+    """Sort the rows by a key, and return the pairs of neighbors that are similar, as a sorted array (pairs, 2)."""
     ordered = _ordered(signatures, rows, key)
     word = signatures[key % NUM_APPEARANCE_WORDS][ordered]
     found = [np.empty((0, 2), np.int64)]
@@ -91,7 +91,10 @@ def _neighbors(signatures: Words, rows: Numbers, key: int) -> Numbers:
 
 
 def _ordered(signatures: Words, rows: Numbers, key: int) -> Numbers:
-    """Return the rows sorted by some bits of their signatures. Rows with equal bits keep their order."""
+    """Return the rows sorted by the bits of their signatures that `key` selects.
+
+    Rows with equal bits keep their order.
+    """
     values = np.zeros(len(rows), np.uint64)
     for word, bit in _key_bits(key):
         values = values << np.uint64(1) | signatures[word][rows] >> np.uint64(bit) & np.uint64(1)
@@ -101,12 +104,12 @@ def _ordered(signatures: Words, rows: Numbers, key: int) -> Numbers:
 
 
 def _key_bits(key: int) -> list[tuple[int, int]]:
-    """Return the bits of a key. They are chosen by a hash, so that they are the same on every machine."""
+    """Return the bits that a key selects. A hash chooses the bits, so that they are the same on every machine."""
     return sorted(APPEARANCE_BITS, key=lambda place: hashlib.sha256(f"{key} {place}".encode()).digest())[:_KEY_BITS]
 
 
 def _count_bits(words: Words) -> npt.NDArray[Any]:
-    """Return the number of bits that are set in each word, as np.bitwise_count of NumPy 2 does."""
+    """Return the number of set bits in each word, like np.bitwise_count of NumPy 2."""
     ones, twos, fours, sums = (np.uint64(value * (2**64 // 255)) for value in (0x55, 0x33, 0x0F, 0x01))
     words = words - (words >> np.uint64(1) & ones)
     words = (words & twos) + (words >> np.uint64(2) & twos)

@@ -22,7 +22,7 @@ CURATION_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class AddedColumn:
-    """Column that curation adds. kind: type in the index. option: option that adds the column."""
+    """Column that curation adds. kind: type of the column in the index. option: name of the option that adds it."""
 
     name: str
     kind: str
@@ -89,7 +89,7 @@ class CurationOptions:
 
     @property
     def findings(self) -> dict[str, Any]:
-        """Settings that determine the figures and the scenes."""
+        """Settings that determine the figures and the scenes that curation finds."""
         return {"version": CURATION_VERSION, "figures": list(self.figures), "scene_cuts": self.scene_cuts}
 
     def to_json(self) -> dict[str, Any]:

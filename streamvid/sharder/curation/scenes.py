@@ -31,7 +31,7 @@ class CutDetector:
         self._num_pixels = 1
 
     def see(self, frame: FrameView) -> None:
-        """Measure the next frame. Frames must be in ascending order; frames that are left out must contain no cut."""
+        """Measure the next frame. Frames must be in ascending order, and may be left out only where there is no cut."""
         planes = tuple(plane.astype(np.int64) for plane in frame.picture(_SIDE))
         self._num_pixels = planes[0].size
         if self._last is not None and self._last[0] == frame.number - 1:
@@ -61,7 +61,7 @@ class CutDetector:
 
 
 def _change(before: Sequence[npt.NDArray[np.int64]], after: Sequence[npt.NDArray[np.int64]]) -> int:
-    """Return the sum of the absolute changes of all pixels. A chroma sample counts for the pixels that it covers."""
+    """Return the sum of the absolute changes of all samples. Chroma samples are weighted by the pixels they cover."""
     luma, *chroma = (own - other for own, other in zip(after, before, strict=True))
     change = int(np.abs(luma * luma.size - luma.sum()).sum()) // luma.size
     return change + sum(int(np.abs(plane).sum()) * (luma.size // plane.size) for plane in chroma)

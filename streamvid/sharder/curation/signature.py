@@ -48,7 +48,7 @@ _DIFFERENCES = np.array([[1, 1, -1, -1], [1, -1, -1, 1], [1, -1, 1, -1]])
 
 
 def spectrum(luma: npt.NDArray[np.uint8]) -> Integers:
-    """Return the 64 lowest frequencies of a picture, in 1/64 of a luma level. luma: (H, W)."""
+    """Return the 64 lowest frequencies of a picture, in units of 1/64 luma level. luma: array (H, W)."""
     height, width = luma.shape
     # Floating-point products of integers are exact here: no sum exceeds 2**53.
     found = _cosines(height) @ luma.astype(np.float64) @ _cosines(width).T
@@ -56,7 +56,10 @@ def spectrum(luma: npt.NDArray[np.uint8]) -> Integers:
 
 
 def signature_of(spectra: Integers) -> Words | None:
-    """Return the signature of samples in order; None if most of them are flat. spectra: (number of samples, 64)."""
+    """Return the signature of a part, or None if most of its samples are flat.
+
+    spectra: (number of samples, 64), in order.
+    """
     clear = np.flatnonzero((spectra[:, 1:] ** 2).sum(axis=1) >= (_FLAT_LEVELS * _LEVEL) ** 2)
     if 2 * len(clear) < len(spectra) or not len(clear):
         return None
@@ -72,7 +75,7 @@ def signature_of(spectra: Integers) -> Words | None:
 
 
 def to_text(words: Words) -> str:
-    """Return a signature as text."""
+    """Return a signature as text for the index."""
     return base64.b64encode(words.astype(">u8").tobytes()).decode()
 
 

@@ -53,7 +53,7 @@ class PlannedSample:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Extensions of the sample's clip and conditioning inputs. All samples of a shard have the same extensions."""
+        """Extensions of the sample's tar members. All samples of a shard have the same extensions."""
         return (self.clip.extension, *sorted(medium.extension for medium in self.media))
 
     @property
@@ -69,12 +69,12 @@ class PlannedSample:
 
     @property
     def cropped_share(self) -> float | None:
-        """Fraction of the source frame that is cropped away to fit the bucket's shape, or None without pictures."""
+        """Fraction of the source frame that is cropped to fit the bucket's shape; None for samples without pictures."""
         return float(cropped_share(*self._sizes)) if self.bucket.has_pictures else None
 
     @property
     def upscale(self) -> float | None:
-        """Scaling factor from the source's size to the bucket's size, or None without pictures."""
+        """Scaling factor from the source's size to the bucket's size; None for samples without pictures."""
         return float(cover_scale(*self._sizes)) if self.bucket.has_pictures else None
 
     @property
@@ -86,8 +86,8 @@ class PlannedSample:
 class Assignment:
     """Samples and rejections that result from assigning buckets to all records.
 
-    draw_sets: PlannedSample.draw_set → (bucket id, probability) pairs, for clips stored in several buckets.
-    duplicates: near-duplicates among the samples, if they were searched for.
+    draw_sets: (bucket id, probability) pairs by `PlannedSample.draw_set`, for clips that are stored in several buckets.
+    duplicates: near-duplicates among the samples; None if the sharder did not search for near-duplicates.
     """
 
     samples: Rows[PlannedSample]
@@ -109,10 +109,10 @@ def assign(
     earlier: Mapping[int, int] = _NOTHING_EARLIER,
     media: Mapping[str, MediaInfo] = _NO_MEDIA,
 ) -> Assignment:
-    """Assign a bucket to every probed record, or reject the record with a reason.
+    """Assign buckets to all probed records. A record that no bucket accepts becomes a rejection with the reason.
 
-    earlier: for a dataset that already has samples, hash of a file name → number of its rows in the dataset.
-    media: conditioning inputs of that dataset.
+    earlier: for an append, number of rows in the dataset by hash of the file name.
+    media: for an append, conditioning inputs of the dataset.
     """
     stills = still_media(records, probes, options.source.media_columns, media)
     assigner = _Assigner(probes, options, stills, _Repeats(records, earlier))
@@ -128,7 +128,7 @@ def assign(
 
 
 def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterator[PlannedSample]:
-    """Yield the samples of a record without conditioning inputs. Their keys assume that the record's name is unique.
+    """Yield the samples of a record, without conditioning inputs. Sample keys assume that the record's name is unique.
 
     Raises Rejected if no bucket accepts the record.
     """
@@ -138,7 +138,7 @@ def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterato
 class _Repeats:
     """Counter of samples with equal names, windows and buckets. Only names that several records share are counted.
 
-    For names that are already in the dataset, counting starts at the number of their rows in it, so that no key is
+    For a name that is already in the dataset, counting starts at the number of rows with that name, so that no key is
     used twice.
     """
 
@@ -149,7 +149,7 @@ class _Repeats:
         self._counts: Counter[int] = Counter()  # by hash, which takes less memory than names
 
     def occurrence(self, place: tuple[str, int, int, str]) -> int:
-        """Return the number of earlier samples with this name, window and bucket."""
+        """Count a sample. Return the number of earlier samples with the same name, window and bucket."""
         first = self._earlier.get(stable_hash(place[0]), 0) if self._earlier else 0
         if not len(self._repeated) or place[0] not in self._repeated:
             return first
@@ -159,7 +159,7 @@ class _Repeats:
 
 @dataclass
 class _Assigner:
-    """Assignment in progress. rejections: rejections of single windows."""
+    """State of an assignment in progress. rejections: rejections of single windows of records."""
 
     probes: Probes
     options: ShardOptions
@@ -207,7 +207,7 @@ _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
 def assign_texts(
     records: Rows[Record], options: ShardOptions, earlier: Mapping[int, int] = _NOTHING_EARLIER
 ) -> Assignment:
-    """Return one sample per text record. Records with the same text share a record key and thus a split.
+    """Return one sample per text record. Records with equal texts share a record key and therefore a split.
 
     earlier: as in `assign`.
     """
@@ -227,9 +227,10 @@ def assign_texts(
 def assign_audio(
     records: Rows[Record], probes: Probes, options: ShardOptions, earlier: Mapping[int, int] = _NOTHING_EARLIER
 ) -> Assignment:
-    """Return one sample per audio file, in the longest bucket that the file fills, or reject the file with a reason.
+    """Return one sample per audio file, in the longest bucket that the file fills.
 
-    A file's duration is rounded to the nearest tick. earlier: as in `assign`.
+    A file that no bucket accepts becomes a rejection. A file's duration is rounded to the nearest tick.
+    earlier: as in `assign`.
     """
     repeats, rejections = _Repeats(records, earlier), list[Rejection]()
     buckets = sorted(options.config.buckets, key=lambda bucket: -bucket.num_frames)
@@ -280,7 +281,7 @@ def _drawn(
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
     """Yield (window, bucket, draw set or "") for each bucket that stores a window.
 
-    If no bucket stores it, yield (window, None, reason) instead. A draw depends only on the seed and the
+    If no bucket stores the window, yield (window, None, reason) instead. A draw depends only on the seed and the
     clip, so adding input never changes the buckets of existing clips.
     """
     for window, choices in windows:
@@ -301,7 +302,7 @@ def _drawn(
 
 
 def _windows(time_range: TimeRange | None, probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
-    """Yield each window of a source with its bucket choices.
+    """Yield each window of a source, with the buckets to which it may be assigned.
 
     time_range: part of the source to use; None for the whole source.
     Raises NoBucketError if no bucket accepts a window, and Rejected if the time range does not fit the source.
@@ -337,14 +338,14 @@ def _check_audio(probe: Probe, options: ShardOptions) -> None:
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
-    """Return the frame count of the whole source (for copies, at the target rate) without using frame times."""
+    """Return the number of clip frames in the whole source, computed without frame times."""
     if probe.is_image or options.clips.is_native:
         return probe.num_frames
     return num_places(options.frame_rate, probe.num_frames, probe.fps, probe.duration_seconds)
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """Return the smallest frame count above 1 at which a bucket accepts the source, or `most` if that is less."""
+    """Return the smallest frame count above 1 at which a bucket accepts the source, but at most `most`."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
     fewer = (count + config.spare_frames for count in sorted(counts) if 1 < count < most)
@@ -360,7 +361,7 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
 def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
     """Return the clip that stores a window of a file.
 
-    If the clip must be made, return the facts that are known in advance.
+    If the clip must first be made, the result contains only the facts that are known in advance.
     """
     is_native, seconds = options.clips.is_native, window.num_frames / probe.num_frames * probe.duration_seconds
     if not is_native and window.num_frames == probe.num_frames:
@@ -372,7 +373,7 @@ def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: S
 
 
 def _stored_medium(medium: PlannedMedium, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """Return the file that stores a conditioning input for a window of its clip; see `_stored`."""
+    """Return the clip that stores a conditioning input for a window of the sample's source; see `_stored`."""
     if not medium.column.is_audio:
         shown = Window(0, 1, 1) if medium.is_still else window
         return _stored(medium.clip, medium.probe, shown, bucket, options)

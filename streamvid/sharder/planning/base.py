@@ -41,9 +41,9 @@ _ODD = 0x9E3779B97F4A7C15
 class Base:
     """Version of a dataset to which a build adds samples.
 
-    writing: the right to publish the next version; None for a task or a dry run, which publish nothing.
+    writing: the right to publish the next version; None for a task or a dry run, because these publish nothing.
     num_known: number of input rows that the dataset already knows.
-    earlier: hash of a file name → number of its rows that the dataset knows, for files in the input that have samples.
+    earlier: number of known rows by hash of the file name, for those files of the input that have samples.
     """
 
     dataset: Dataset
@@ -57,39 +57,39 @@ class Base:
 
     @cached_property
     def first_numbers(self) -> dict[str, int]:
-        """Bucket id → first unused shard number. Shards without remaining samples count too."""
+        """First unused shard number by bucket id. The numbers of shards without remaining samples are not reused."""
         shards = read_shards(self.dataset.store, self.manifest.files.shards)
         names, codes = shards.bucket_id.names, shards.bucket_id.codes
         return {name: int(shards.number[codes == code].max()) + 1 for code, name in enumerate(names)}
 
     @cached_property
     def stored_types(self) -> dict[str, str]:
-        """User columns of the samples files, and their types."""
+        """Types of the user columns in the samples files, by name."""
         return _user_types(self._stored_schema)
 
     @cached_property
     def user_types(self) -> dict[str, str]:
-        """All user columns of the dataset, including those that were added later, and their types."""
+        """Types of all user columns of the dataset by name, including columns that were added later."""
         return _user_types(ColumnGroups.of(self.manifest).schema(self._stored_schema))
 
     @cached_property
     def _stored_schema(self) -> pa.Schema:
-        """Schema of the samples files, read from the smallest one because a file must be verified before it is read."""
+        """Schema of the samples files, read from the smallest file because reading requires verifying a whole file."""
         import pyarrow as pa
 
         smallest = min(self.manifest.files.samples, key=lambda file: file.num_bytes, default=None)
         return pa.schema([]) if smallest is None else SamplesFile(self.dataset.store, smallest).arrow_schema()
 
     def added_types(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the columns of `types` that samples files cannot store: new columns and columns of a wider type."""
+        """Return those of `types` that the samples files cannot store: new columns, and columns with a wider type."""
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:
-        """Return the rows that the dataset does not know, with columns of its types, and a base with their number.
+        """Return the rows that the dataset does not know, and a copy of this base that counts the known rows.
 
-        A row whose file was removed from the dataset, or has the name of another file in the dataset, becomes a
-        rejection. Raises ConfigError if the type of a column does not fit the dataset, and DatasetError if the dataset
-        has no table of known rows.
+        The columns of the rows are converted to the dataset's types. A row becomes a rejection if its file was removed
+        from the dataset, or if the dataset contains another file with the same name. Raises ConfigError if the type of
+        a column does not fit the dataset, and DatasetError if the dataset has no table of known rows.
         """
         manifest, store = self.manifest, self.dataset.store
         if manifest.counts.samples and not manifest.files.records:
@@ -124,7 +124,10 @@ class Base:
         return tuple(one for one, recorded in zip(rejections, is_recorded, strict=True) if not recorded)
 
     def _joined_types(self, records: RecordSet) -> dict[str, str]:
-        """Return the types of the input's columns in the dataset. Raises ConfigError if a type does not match."""
+        """Return the types that the input's columns have in the dataset.
+
+        Raises ConfigError if a type does not match.
+        """
         types = {}
         for name, kind in records.user_types.items():
             there = self.user_types.get(name, kind)
@@ -156,7 +159,7 @@ def _new(
     types: Mapping[str, str],
     rejections: list[Rejection],
 ) -> Iterator[Record]:
-    """Yield the records that are not in `found`, and list inadmissible rows in `rejections`.
+    """Yield the records that are not in `found`, and add inadmissible rows to `rejections`.
 
     A row that was rejected counts as known only if its file still has the same size, because the file may have been
     incomplete.
@@ -181,20 +184,21 @@ _OTHER = "the dataset has another file with this name, which has a different siz
 
 
 def _sized(entries: InputRows, field_name: str) -> npt.NDArray[np.uint64]:
-    """Return a hash of one field of each entry and of the file's size."""
+    """Return, for each entry, a hash of the given field and of the file's size."""
     hashes: npt.NDArray[np.uint64] = entries[field_name] ^ (entries["num_bytes"].astype(np.uint64) * np.uint64(_ODD))
     return hashes
 
 
 def key_of(record: Record) -> str:
-    """Return the record key of a record's samples."""
+    """Return the record key that all samples of a record share."""
     return record_key(record.source) if record.origin is None else record.origin.record_key
 
 
 def entries_of(records: Rows[Record], without: Collection[int] = (), rejected: Collection[int] = ()) -> InputRows:
-    """Return the entries of records in the table of known rows.
+    """Return the entries for these records in the table of known rows.
 
-    without: numbers of rows to omit. rejected: numbers of rows that did not become samples.
+    without: numbers of the rows to omit.
+    rejected: numbers of the rows that did not become samples.
     """
 
     names = ("row", "source", "origin", "num_bytes", "time_range", "caption", "captions", "extra")
@@ -219,9 +223,10 @@ def _entries_of_rejections(rejections: Iterable[Rejection]) -> InputRows:
 
 
 def known_rows(records: RecordSet, rejections: Sequence[Rejection], samples: Rows[PlannedSample]) -> InputRows:
-    """Return the entries of a build's input for the table of known rows.
+    """Return the entries for a build's input in the table of known rows.
 
-    records: the input, with the rows that were rejected when it was read. rejections: all rejections of the build.
+    records: the input, including the rows that were rejected while it was read.
+    rejections: all rejections of the build.
     samples: all samples of the build.
     """
     retried = {rejection.row for rejection in rejections if rejection.kind in RETRIED}

@@ -28,10 +28,11 @@ _Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 def group_duplicates(assignment: Assignment, options: ShardOptions) -> Assignment:
-    """Find the near-duplicates. Return the samples with their group in a column, and with one split per group.
+    """Find near-duplicates.
 
-    With `dedup="keep-largest"`, all rows of a group except the best become rejections (SHARD-3). Only rows that a
-    bucket accepts are grouped, so that no row is removed in favor of a row that is not stored.
+    Return an assignment in which a column stores each sample's group, and groups share a split. With
+    `dedup="keep-largest"`, all rows of a group except the best row become rejections (SHARD-3). Only rows that a bucket
+    accepts are grouped, so that no row is removed in favor of a row that is not stored.
     """
     if options.curation.dedup is None:
         return assignment
@@ -70,12 +71,12 @@ _NAMES = ("record.row", "record.source", "record.time_range")
 
 
 def _name(source: str, time_range: TimeRange | None) -> str:
-    """Return the name of a row. A group is identified by the name of its best row."""
+    """Return the name of a row, which identifies a group if the row is the best one of the group."""
     return source if time_range is None else f"{source} ({time_range.text})"
 
 
 class _SampleRows:
-    """Rows of samples. The samples of a row are consecutive. numbers: for each sample, the number of its row."""
+    """Rows to which samples belong. The samples of a row are consecutive. numbers: the row number of each sample."""
 
     def __init__(self, samples: Rows[PlannedSample]) -> None:
         self._samples = samples
@@ -90,7 +91,10 @@ class _SampleRows:
         return int(self._is_first.sum())
 
     def tuples(self, is_wanted: _Flags | None, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the number and the values of each wanted row. is_wanted: None to select all rows."""
+        """Yield the number of each wanted row, followed by the values of `names`.
+
+        is_wanted: None to select all rows.
+        """
         wanted = self._is_first if is_wanted is None else self._is_first & is_wanted[self.numbers]
         numbers = self.numbers[wanted].tolist()
         found = compress(self._samples.tuples(*names), wanted.tolist())
@@ -102,9 +106,9 @@ class _Table:
     """Facts about each row.
 
     has_signature: False for rows that are not compared.
-    quality: pixels, seconds and bytes.
+    quality: number of pixels, duration in seconds, and size in bytes.
     file: hash of the record key.
-    stays_val: True if the row is in split "val" of its source.
+    stays_val: True if the row is in split "val" of the dataset from which it comes.
     """
 
     signatures: Words
@@ -137,7 +141,7 @@ class _Table:
         return _Table(signatures, has_signature, is_image, quality, np.asarray(file), is_val, stays_val)
 
     def leaders(self) -> Numbers:
-        """Return, for each row, the number of the best row in its group. Images and videos have separate groups."""
+        """Return the number of the best row in each row's group. Images and videos have separate groups."""
         leaders = np.arange(len(self.file))
         best = np.lexsort(tuple(-value for value in reversed(self.quality)))  # equal rows stay in order
         for is_image in (False, True):
@@ -148,8 +152,8 @@ class _Table:
     def splits(self, leaders: Numbers) -> _Flags:
         """Return a mask of the rows in split "val". All rows of a file or of a group are in the same split.
 
-        Rows that are connected through files and groups get the split of the first such row in the input, unless the
-        split of one of them is fixed.
+        Rows that are connected through shared files and groups get the split of the first of these rows in the input,
+        unless the split of one of these rows is fixed.
         """
         _, files = np.unique(self.file, return_inverse=True)
         first, before = np.arange(len(leaders)), np.empty(0, np.int64)
@@ -163,7 +167,7 @@ class _Table:
 
 
 def _least(values: Numbers, groups: Numbers) -> Numbers:
-    """Return, for each value, the smallest value of its group."""
+    """Return, for each value, the smallest value in the same group."""
     least = np.full(len(values), len(values))
     np.minimum.at(least, groups, values)
     return least[groups]

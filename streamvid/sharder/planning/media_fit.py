@@ -49,7 +49,7 @@ def still_media(
 ) -> frozenset[str]:
     """Return the names of the inputs that are declared as images or have only image files.
 
-    there: inputs of the dataset to which the records are added. Their kinds do not change.
+    there: conditioning inputs that the dataset already contains. Their kinds do not change.
     """
     found: dict[str, bool] = {}
     for (extra,) in records.tuples("extra") if columns else ():
@@ -72,7 +72,10 @@ def fit_media(
     columns: Sequence[MediaColumn],
     stills: frozenset[str],
 ) -> tuple[PlannedMedium, ...]:
-    """Return a record's conditioning inputs in their stored form. Raises Rejected if one does not match the clip."""
+    """Return a record's conditioning inputs as they will be stored.
+
+    Raises Rejected if one of them does not match the clip.
+    """
     of_name = {medium.name: medium for medium in columns}
     found = []
     for file in record.extra:
@@ -165,7 +168,7 @@ def _length(probe: Probe) -> str:
 
 
 def _apart_seconds(own: Probe, probe: Probe) -> float:
-    """Return the largest time difference in seconds between corresponding frames, with times relative to frame 0."""
+    """Return the largest difference in seconds between the times of corresponding frames, relative to frame 0."""
     import numpy as np
 
     times: list[Any] = []

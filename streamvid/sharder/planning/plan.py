@@ -36,7 +36,7 @@ MAX_TEXTS_A_SHARD = 8192
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """Ordered samples of one tar, all with the same bucket, split and member extensions.
+    """Samples of one tar, in order. All have the same bucket, split and member extensions.
 
     clip_bytes: total size in bytes of the shard's clips and conditioning inputs.
     build_id: 0 for a new dataset; see `ShardInfo`.
@@ -59,7 +59,7 @@ class ShardPlan:
     """Shards in the order of the bucket table, and rejections in the order of the input.
 
     samples: samples of all shards, in the order of the shards.
-    draws: sets of clips that are stored in several buckets.
+    draws: sets of the clips that several buckets store.
     """
 
     shards: tuple[PlannedShard, ...]
@@ -84,7 +84,7 @@ def make_plan(
 ) -> ShardPlan:
     """Return the shard plan: the samples of each bucket, split into shards by the size of their clips.
 
-    base: dataset to which the shards are added; their numbers follow those of its shards.
+    base: dataset to which the shards are added. The new shard numbers follow the existing ones.
     """
     taken = {} if base is None else base.first_numbers
     facts = _facts_of(assignment, options.seed)
@@ -116,7 +116,7 @@ def make_plan(
 
 
 def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the table's buckets in order. If sizes are derived from clips, return the used buckets, largest first."""
+    """Return the buckets in the order of the table. If sizes are derived from clips, return `found`, largest first."""
     if not config.is_dynamic:
         return config.table.buckets
     return tuple(sorted(set(found), key=lambda bucket: (-bucket.num_pixels, bucket.id)))
@@ -267,18 +267,21 @@ class DrawnGroup:
     shards: tuple[tuple[Int64Array, ...], ...]
 
     def shards_of(self, bucket_id: str) -> tuple[Int64Array, ...]:
-        """Return the sample numbers of each shard in a bucket, or () for a bucket outside the group."""
+        """Return the sample numbers of each shard of a bucket, or () if the group does not include the bucket."""
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
 
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:
-        """Return the group as the manifest stores it. firsts: bucket id → number of the group's first shard."""
+        """Return the group in the form that the manifest stores.
+
+        firsts: number of the group's first shard by bucket id.
+        """
         return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 
 
 def drawn_groups(
     samples: Iterable[DrawnSample], draw_sets: Mapping[str, Sequence[tuple[str, Fraction]]], shard_size_bytes: int
 ) -> list[DrawnGroup]:
-    """Group the samples of clips that several buckets store. The result does not depend on the order of the input.
+    """Group the samples of clips that several buckets store. The order of `samples` does not affect the result.
 
     If a clip could not be encoded for one bucket, its samples in the other buckets keep their probabilities.
     """
@@ -304,7 +307,7 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return integer weights by bucket id: probabilities times UNIT, rounded. They add up to the rounded exact sum."""
+    """Return integer weights by bucket id: probabilities times UNIT, rounded so that they add up correctly."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
     # A weight that would be rounded to 0 is set to 1. If the sum then exceeds UNIT, the largest weights are reduced.

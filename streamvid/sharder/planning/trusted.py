@@ -37,7 +37,7 @@ _STORED = tuple(map(attrgetter, ("bucket", "split", "window.start", "window.num_
 class StatedFacts:
     """Facts about clips from the metadata, used instead of the results of probing.
 
-    The fields are names of metadata columns. Either fps or seconds may be "" if there is no such column.
+    The fields are names of metadata columns. One of fps and seconds may be "" if the metadata has no such column.
     """
 
     num_frames: str
@@ -49,7 +49,10 @@ class StatedFacts:
 
     @staticmethod
     def of(names: Sequence[str]) -> StatedFacts:
-        """Find the columns of the facts. names: columns without another use. Raises SourceError if some are missing."""
+        """Find the columns that contain the facts. names: unused columns.
+
+        Raises SourceError if a fact has no column.
+        """
         facts = ("num_frames", "height", "width", "fps", "seconds")
         found = {fact: usual_column(names, FACT_COLUMNS[fact]) or "" for fact in facts}
         missing = [fact for fact in facts[:3] if not found[fact]]
@@ -63,7 +66,7 @@ class StatedFacts:
         return StatedFacts(**found)
 
     def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
-        """Return the facts that the metadata states, or a rejection if one of them is missing or invalid."""
+        """Return the facts about a file from the metadata, or a rejection if a fact is missing or invalid."""
         values: Mapping[str, object] = file.columns if isinstance(file, Record) else {}
         value = values.get
         num_frames = _count(value(self.num_frames))
@@ -85,7 +88,7 @@ def _unusable(allowed: str) -> Rejected:
 
 
 def _number(value: object) -> float:
-    """Return a number above 0, or 0 if the value is not such a number."""
+    """Return the value as a float if it is a number above 0; otherwise, return 0."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -101,7 +104,10 @@ def _count(value: object) -> int:
 
 
 def look_up(plan: ShardPlan, shards: Sequence[PlannedShard], options: ShardOptions) -> ShardPlan:
-    """Return the plan with the sizes and versions of the files of these shards. Missing files become rejections."""
+    """Return the plan with the sizes and versions of these shards' files.
+
+    Samples with missing files become rejections.
+    """
 
     def found(sample: PlannedSample) -> PlannedSample | Rejection:
         record = sample.record
@@ -129,8 +135,10 @@ def _state(path: str, options: ShardOptions) -> tuple[int, str]:
 def confirm(plan: ShardPlan, shards: Sequence[PlannedShard], probes: Probes, options: ShardOptions) -> ShardPlan:
     """Return the plan with the probed facts of the samples in these shards. Other shards stay as planned.
 
-    A sample whose file cannot be used, or would be stored differently, becomes a rejection. Shards keep their names; a
-    shard can become empty. probes: results of probing the files of `shards`.
+    A sample whose file cannot be used, or would be stored differently, becomes a rejection. Shards keep their names,
+    and a shard can become empty.
+
+    probes: results of probing the files of `shards`.
     """
     return _changed(plan, shards, lambda samples: [_confirmed(sample, probes, options) for sample in samples])
 
@@ -189,5 +197,5 @@ def _difference(stated: Probe, probe: Probe) -> str:
 
 
 def _is_same(found: PlannedSample, planned: PlannedSample) -> bool:
-    """Return True if a sample is stored as planned."""
+    """Return True if the sample with probed facts is stored in the same way as the planned sample."""
     return all(one(found) == one(planned) for one in _STORED)

@@ -47,9 +47,12 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Where:
-    """Condition on records. text: the condition as the user wrote it. node: the parsed condition.
+    """Condition on records.
 
-    kinds: type of each available column: the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
+    text: the condition as the user wrote it.
+    node: the parsed condition.
+    kinds: type of each available column by name. The columns are those of the user (such as `user.aesthetic`), FACTS,
+        `text` and `source`.
     figures: names of the columns that curation adds, such as `user.motion`.
     """
 
@@ -70,9 +73,9 @@ class Where:
         return bool(self.node.columns & self.figures) and " is None" not in self.node.text
 
     def keep(self, records: RecordSet, probes: Probes | None, *, is_final: bool = True) -> RecordSet:
-        """Return the records that meet the condition. All other records become rejections of kind "where".
+        """Return the records for which the condition is true. All other records become rejections of kind "where".
 
-        is_final: False before figures are known, to keep records for which the condition is still unknown.
+        is_final: False to keep records for which the result is unknown until figures are known.
         probes: results of probing all records, if the condition requires them. A record that probing rejected is kept,
             so that its rejection reports the reason from probing.
         """
@@ -138,11 +141,11 @@ def parse_where(text: str, user_types: Mapping[str, str], figures: Collection[st
 def apply_where(
     records: RecordSet, options: ShardOptions, probes: Probes | None = None, *, is_curated: bool = True
 ) -> RecordSet:
-    """Reject the rows that do not meet the `where` condition, if there is one.
+    """Reject the rows that do not match the `where` condition, if there is one.
 
     The sharder calls this function before probing (without `probes`), after probing, and after curation. A condition
     is evaluated as soon as everything that it requires is known. If curation follows (`is_curated` is False), rows
-    that cannot meet a condition on its figures are rejected before curation, so that their files are not decoded.
+    that do not match for any values of the figures are rejected before curation, so that their files are not decoded.
     Raises ConfigError if a condition that requires probes is applied to text rows, which are not probed.
     """
     text = options.source.where

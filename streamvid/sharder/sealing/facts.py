@@ -34,7 +34,10 @@ def media_facts(plan: ShardPlan, columns: Sequence[MediaColumn]) -> dict[str, Me
 
 
 def quality_of(clips: Iterable[tuple[str, float | None]]) -> dict[str, object]:
-    """Return PSNR-Y statistics of native clips in decibels, overall and per bucket. clips: (bucket id, PSNR-Y)."""
+    """Return PSNR-Y statistics of native clips in decibels, overall and per bucket.
+
+    clips: (bucket id, PSNR-Y) pairs.
+    """
     found: dict[str, array[float]] = {}
     for bucket_id, psnr_y in clips:
         found.setdefault(bucket_id, array("d")).append(psnr_y or 0.0)

@@ -14,16 +14,16 @@ NO_FILES = ManifestFiles((), (), ())
 
 
 class IndexFiles:
-    """Index files of a build. Their numbers follow those of the files that are already in the dataset."""
+    """Writer of a build's index files. The numbers of the files continue those of the dataset's existing files."""
 
     def __init__(self, put: Callable[[str, bytes], None], there: ManifestFiles) -> None:
-        """Create a writer. put: function that stores a file. there: existing files of the dataset."""
+        """Create a writer. put: function that stores a file. there: files that the dataset already contains."""
         self.put = put
         # index/samples-00000-<hash>.parquet → samples
         self._counts = Counter(file.path.split("/")[-1].split("-")[0] for file in there)
 
     def number(self, kind: str) -> int:
-        """Return the number of the next file of a kind."""
+        """Return the number that the next file of this kind gets."""
         return self._counts[kind]
 
     def add(self, kind: Kind, data: bytes, extension: str = "parquet") -> FileInfo:

@@ -26,7 +26,7 @@ def publish_next(
 ) -> None:
     """Publish the next version of the dataset, which also contains the planned samples.
 
-    files: index files of the plan. index: writer of further files.
+    files: index files of the planned samples. index: writer for additional index files.
     """
     assert base.writing is not None
     store, draft = base.dataset.store, _draft(base.manifest, plan, files, media)
@@ -45,7 +45,7 @@ def publish_next(
 
 
 def _draft(old: Manifest, plan: ShardPlan, new: ManifestFiles, media: Sequence[MediaColumn]) -> Manifest:
-    """Return the manifest with the files and facts of the new samples, without the fields that `described` adds."""
+    """Return the manifest of the next version, without the fields that `described` adds."""
     names = ("shards", "samples", "packets", "rejections", "records")
     files = replace(old.files, **{name: (*getattr(old.files, name), *getattr(new, name)) for name in names})
     known = {bucket.id for bucket in old.buckets}
@@ -69,7 +69,7 @@ def _draft(old: Manifest, plan: ShardPlan, new: ManifestFiles, media: Sequence[M
 
 
 def _merged(old: MediaInfo, new: MediaInfo) -> MediaInfo:
-    """Return the description of a conditioning input of old and new samples."""
+    """Return the description of a conditioning input that covers both old and new samples."""
     return replace(
         old,
         is_still=old.is_still and new.is_still,
@@ -79,7 +79,9 @@ def _merged(old: MediaInfo, new: MediaInfo) -> MediaInfo:
 
 
 def _column_files(shards: Sequence[PlannedShard], types: Mapping[str, str]) -> Iterator[bytes]:
-    """Yield the Parquet bytes of the columns that the samples files lack, with the same row groups and rows."""
+    """Yield the Parquet bytes of column files, which store the columns that do not fit the samples files.
+
+    Their row groups and rows correspond to those of the samples files."""
     import pyarrow as pa
 
     target = schema({"key": "string", **{USER_PREFIX + name: kind for name, kind in types.items()}})
@@ -94,7 +96,7 @@ def _column_files(shards: Sequence[PlannedShard], types: Mapping[str, str]) -> I
 
 
 def _clips(dataset: Dataset) -> Iterator[tuple[str, float | None]]:
-    """Yield (bucket id, PSNR-Y) for each sample."""
+    """Yield (bucket id, PSNR-Y in decibels) for each sample."""
     tables = in_parallel(lambda shard, _: dataset.samples(shard, ["psnr_y"]), dataset.shards, _READS_AT_ONCE)
     for shard, table in zip(dataset.shards, tables, strict=True):
         yield from ((shard.bucket_id, psnr_y) for psnr_y in table.column("psnr_y").to_pylist())

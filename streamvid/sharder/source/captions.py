@@ -28,7 +28,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class CaptionColumns:
-    """Metadata columns with captions, and the column with their weights, if any.
+    """Metadata columns that contain captions, and the column that contains the weights of captions, if any.
 
     is_timed: True if rows have time ranges. A list of captions may then also be in Python syntax, as in Panda-70M.
     """
@@ -70,7 +70,7 @@ class CaptionCells:
 def find_caption_columns(
     names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None, *, is_timed: bool = False
 ) -> CaptionColumns:
-    """Return the requested columns; if `asked` is None, detect a column. Raises SourceError if a column is missing."""
+    """Return the columns `asked`, or detect a column if `asked` is None. Raises SourceError if a column is missing."""
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
@@ -85,14 +85,14 @@ def text_source(text: str) -> str:
 
 
 def caption_lines(text: str | None) -> Captions:
-    """Return the captions in a text with one caption per line."""
+    """Return the captions in `text`, which contains one caption per line."""
     return parse_captions([line.strip() for line in (text or "").splitlines() if line.strip()])
 
 
 def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
-    """Return the captions. If `truncates` is True, truncate each to MAX_TEXT_BYTES.
+    """Return the captions if they are valid. If `truncates` is True, truncate each caption to MAX_TEXT_BYTES.
 
-    Raises Rejected if a caption is not valid text or is too long, or if the captions are too long in total.
+    Raises Rejected if a caption is not valid text or is too long, or if all captions together are too long.
     """
     if truncates:
         captions = tuple((_truncated(text), weight) for text, weight in captions)
@@ -133,7 +133,10 @@ def _caption_list(value: object) -> object:
 
 
 def _weights(value: object) -> object:
-    """Return the weights in a cell as a list, or None if the cell is empty. Other values become lists of one item."""
+    """Return the weights in a cell as a list, or None if the cell is empty.
+
+    A single value becomes a list of one item.
+    """
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)

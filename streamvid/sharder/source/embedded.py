@@ -29,7 +29,7 @@ class EmbeddedFiles:
     folder: folder to which the files are written.
     writes: True to write the files; False to compute only their names and checksums.
     wanted: names of the columns that the options use.
-    finds_video: True to detect the column that contains the clips among the other columns of embedded files.
+    finds_video: True to search the other columns of embedded files for the one that contains the clips.
     video_column: name of the detected column, or None.
     """
 
@@ -42,7 +42,7 @@ class EmbeddedFiles:
     states: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def extract(self, file: str, blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
-        """Yield the blocks of the metadata file `file` (a relative path), with file names instead of bytes."""
+        """Yield the blocks of the metadata file at the relative path `file`. File names replace embedded bytes."""
         first = 0
         for block in blocks:
             embedded = {name: column for name, column in block.columns.items() if is_embedded(column.cells.type)}
@@ -63,7 +63,7 @@ class EmbeddedFiles:
             yield replace(block, columns=columns)
 
     def place(self, base: Place) -> Place:
-        """Return a place that contains the embedded files and the files of `base`."""
+        """Return a place that contains both the embedded files and the files of `base`."""
         return MemberFolder(base.url, self.where, self.states, base=base) if self.where else base
 
     def _used(self, names: list[str]) -> list[str]:
@@ -77,7 +77,10 @@ class EmbeddedFiles:
         return value_column([self._name(f"{prefix}/{row}", cell) for row, cell in enumerate(_values(column), first)])
 
     def _name(self, name: str, cell: object) -> object:
-        """Return the name of the file in a cell. If the cell contains no bytes, return its path, which may be None."""
+        """Return the name of the file that a cell contains.
+
+        If the cell has no bytes, return its path, which may be None.
+        """
         path = cell.get("path") if isinstance(cell, Mapping) else None
         data = cell.get("bytes") if isinstance(cell, Mapping) else cell
         if not isinstance(data, bytes):

@@ -29,7 +29,7 @@ MediaCells: TypeAlias = Mapping[str, object]
 class MediaFile:
     """One file of a conditioning input.
 
-    item: index of the file if the row contains a list of files, else None. Indices start at 0.
+    item: index of the file (starting at 0) if the cell contains a list of files; otherwise None.
     source, path, num_bytes, version: same as in Record.
     """
 
@@ -41,7 +41,7 @@ class MediaFile:
     version: str
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return the file in the form that workers receive. storage: options for accessing the file's store."""
+        """Return the file as a Media, which workers read. storage: options for accessing the file's store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
     @property
@@ -72,7 +72,7 @@ def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -
 
 
 def media_cells(block: RowBlock, columns: Sequence[MediaColumn]) -> list[MediaCells]:
-    """Return the cells of each row's conditioning inputs. Raises SourceError if a CSV cell contains a list."""
+    """Return, for each row, the cells of its conditioning inputs. Raises SourceError if a CSV cell contains a list."""
     cells = {medium.name: _cells(block.column(medium.column), medium) for medium in columns}
     return [{name: values[place] for name, values in cells.items()} for place in range(block.num_rows)]
 

@@ -25,12 +25,12 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def is_media_name(name: str) -> bool:
-    """Return True if the name has a media extension. Every file with such a name is either stored or rejected."""
+    """Return True if the name has a media extension. The sharder stores or rejects every file with such a name."""
     return _extension(name) in _EXTENSIONS
 
 
 def is_audio_name(name: str) -> bool:
-    """Return True if the name has the extension of an audio file. Audio files are stored only if samples are audio."""
+    """Return True if the name has the extension of an audio file. Only datasets of audio samples store such files."""
     return _extension(name) in AUDIO_EXTENSIONS
 
 
@@ -41,8 +41,8 @@ def _extension(name: str) -> str:
 def file_paths(root: Path) -> list[str]:
     """Return the relative paths of all files below `root`, except hidden files, sorted by path components.
 
-    Links to folders are followed, but each real folder is visited only once, so link loops are harmless. A folder with
-    a media extension is visited and also returned, so that the caller can reject it.
+    Links to folders are followed, but each real folder is visited only once, so link loops are harmless. A folder whose
+    name has a media extension is visited, and its path is also returned, so that the caller can reject it.
 
     Raises SourceError if a folder cannot be read.
     """
@@ -90,11 +90,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def locate(value: object, root: Path) -> tuple[str, str]:
-    """Return (source, local path or URL) of the file to which a value in a metadata row refers.
+    """Return (source name, local path or URL) of the file to which a value in a metadata row refers.
 
-    A relative path stays inside `root` (SAFE-1). An absolute path or an s3:// URL is used unchanged, because the user
-    chose it. `source` is relative to `root`, with forward slashes, if the file is inside `root`. Raises Rejected
-    if the path is invalid.
+    A relative path must not lead outside `root` (SAFE-1). An absolute path or an s3:// URL is used unchanged, because
+    the user chose it. If the file is inside `root`, its source name is the path relative to `root`, with forward
+    slashes. Raises Rejected if the path is invalid.
     """
     text = check_path(value)
     if is_object(text):
@@ -111,7 +111,7 @@ def locate(value: object, root: Path) -> tuple[str, str]:
 
 
 def check_path(value: object) -> str:
-    """Return the path in a row. Raises Rejected if the value is not a valid path."""
+    """Return a value in a row as a path. Raises Rejected if the value is not a valid path."""
     if value is None:
         raise Rejected("the path is missing", kind="bad-path")
     if not isinstance(value, str):
@@ -122,7 +122,7 @@ def check_path(value: object) -> str:
 
 
 def relative_source(path: str) -> str:
-    """Return a normalized relative path. Raises Rejected if it leaves its folder."""
+    """Return a normalized relative path. Raises Rejected if the path leads outside its folder."""
     source = posixpath.normpath(path)
     if source == ".." or source.startswith("../"):
         raise Rejected(

@@ -47,9 +47,9 @@ _FILE_NAME = "file_name"
 class SourceInput:
     """Input of the sharder.
 
-    place: location of the files.
+    place: location of the media files.
     table: metadata rows; None for media files without metadata.
-    video_column, caption_column: column names if the layout defines them, else None.
+    video_column, caption_column: column names if the layout defines them; otherwise None.
     metadata: names of the files that contain the rows.
     unread_metadata: names of other metadata files in the source's folder.
     layout: name of the layout.
@@ -68,7 +68,7 @@ class SourceInput:
 
 @dataclass(frozen=True)
 class _Source:
-    """Source to read. file: name of the file in `place` if the source is a single file, else None."""
+    """Source to read. file: name of the file in `place` if the source is a single file; otherwise None."""
 
     place: Place
     options: ShardOptions
@@ -107,8 +107,8 @@ class _Layout:
 
     recognise: function that returns a true value if a source has the layout.
     read: function that reads such a source.
-    is_certain: True if later layouts are not tried after this one recognizes a source.
-    takes_base_path: True if paths may be relative to another folder.
+    is_certain: True if no other layout is tried after this layout has recognized a source.
+    takes_base_path: True if paths in rows may be relative to a folder other than the source.
     takes_file: True if the source may be a single file.
     """
 
@@ -120,7 +120,7 @@ class _Layout:
 
 
 def find_input(source: str | Path, options: ShardOptions, embedded: EmbeddedFiles) -> SourceInput:
-    """Read a source's rows and find its files.
+    """Read the rows of a source, and find its files.
 
     Raises SourceError or StorageError if reading fails, and ConfigError if a sealed dataset is read without buckets.
     """
@@ -246,10 +246,10 @@ def _is_folder(source: _Source) -> bool:
 
 
 def _unread_metadata(source: _Source, read: SourceInput) -> tuple[str, ...]:
-    """Return the metadata files directly in the source's folder that were not read.
+    """Return the names of the metadata files directly in the source's folder that were not read.
 
-    Files named after a media file, such as clip.json next to clip.mp4, are omitted, because they describe only that
-    file.
+    Files that are named after a media file, such as clip.json next to clip.mp4, are omitted, because they describe only
+    that media file.
     """
     if source.file is not None:
         return ()
@@ -417,7 +417,7 @@ def _read_dataset(source: _Source) -> SourceInput:
 
 
 def _outside_datasets(source: _Source, suffix: str) -> list[str]:
-    """Return the paths with this suffix, except those in finished or unfinished streamvid datasets."""
+    """Return the paths with this suffix, except those inside finished or unfinished streamvid datasets."""
     names = [path for path in source.paths if path.lower().endswith(suffix)]
     known: dict[str, bool] = {}
 
@@ -433,7 +433,7 @@ def _outside_datasets(source: _Source, suffix: str) -> list[str]:
 
 
 def _dataset_folders(name: str) -> list[str]:
-    """Return the folders that could be the root of a dataset that contains the file `name`."""
+    """Return the folders that are the root of a dataset if `name` is one of its files."""
     parts = name.split("/")
     return ["/".join(parts[:at]) for at, part in enumerate(parts) if part in ("shards", "index")]
 

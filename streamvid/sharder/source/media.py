@@ -46,7 +46,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 @lru_cache(16)
 def store_of(bucket_url: str, storage: StorageOptions) -> Store:
-    """Return the store of a bucket, opened once per process."""
+    """Return the store of a bucket. The store is opened only once per process."""
     return open_store(bucket_url, storage)
 
 
@@ -86,7 +86,7 @@ def checksum_version(sha256: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A particular version of a source file, in the form that workers receive.
+    """A particular version of a source file, with everything that a worker needs to read it.
 
     path: local path, URL, or result of `part_path`.
     source: name of the file for messages.
@@ -126,13 +126,13 @@ class Media:
 
     @property
     def place(self) -> tuple[Store, str]:
-        """Store that contains a remote file, and the file's key in that store."""
+        """Tuple (store that contains a remote file, key of the file in that store)."""
         bucket_url, key = split_url(self.file)
         return store_of(bucket_url, self.storage), key
 
     @contextmanager
     def opened(self) -> Iterator[str | BinaryIO]:
-        """Yield the path of a whole local file, or a file object for a part of one.
+        """Yield the path of a whole local file, or a file object for a part of a local file.
 
         Raises SourceError if the file that contains a part cannot be opened.
         """
@@ -162,7 +162,9 @@ class Media:
         return self._verified(cast("bytes", data))
 
     def read_ranges(self, ranges: Ranges) -> None:
-        """Fill buffers with ranges of a remote file or part. Offsets are relative to its first byte.
+        """Fill buffers with ranges of a remote file or part.
+
+        Offsets are relative to the first byte of the file or part.
 
         Raises SourceError if the file was removed or changed after it was probed, and StorageError if the store fails.
         """
@@ -190,7 +192,7 @@ class Media:
             raise self._changed()
 
     def _is_same(self, num_bytes: int, version: str) -> bool:
-        """Return True if a file of this size and version is still the file that was probed."""
+        """Return True if a file with this size and version is the file that was probed."""
         is_as_long = self.offset + self.num_bytes <= num_bytes if self.is_part else self.num_bytes == num_bytes
         return is_as_long and (self.has_checksum or version == self.version)
 

@@ -27,7 +27,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class CaptionFile:
-    """Text file (.txt) that contains the caption of the media file `path`. The text file need not exist."""
+    """Text file (.txt) next to the media file `path` that contains its caption. The text file may not exist."""
 
     path: str
 
@@ -47,7 +47,7 @@ class SealedOrigin:
 
 
 class Place:
-    """Location of input files. Methods raise Rejected for an invalid row, and other errors for an invalid location."""
+    """Location of input files. Methods raise Rejected if a row is invalid, and other errors if the location is."""
 
     @property
     def url(self) -> str:
@@ -66,11 +66,14 @@ class Place:
         raise NotImplementedError
 
     def locate(self, value: object) -> tuple[str, str]:
-        """Return (source, path or URL) of the file to which a value in a row refers."""
+        """Return (source name, path or URL) of the file to which a value in a row refers."""
         raise NotImplementedError
 
     def locate_typed(self, value: object) -> tuple[str, str]:
-        """Return the result of `locate`. Raises Rejected for a value with credentials, unless a file has this name."""
+        """Return the result of `locate`.
+
+        Raises Rejected if the value contains credentials, unless a file has that name.
+        """
         path = check_path(value)
         if hide_credentials(path) != path and not self.is_file(path):
             raise Rejected(
@@ -98,13 +101,13 @@ class Place:
         return False
 
     def look_up(self, values: Sequence[object]) -> None:
-        """Request the states of all objects to which the values refer. The requests are concurrent."""
+        """Concurrently request the states of all objects to which the values refer, for later calls."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Read the caption files of those media files that are objects. The reads are concurrent."""
+        """Concurrently read the caption files of those media files that are in an object store."""
 
     def caption(self, file: CaptionFile) -> str | None:
-        """Return the trimmed text of a caption file, or None if it is missing or blank."""
+        """Return the trimmed text of a caption file, or None if the file is missing or blank."""
         return None
 
     def origin(self, path: str) -> SealedOrigin | None:
@@ -114,7 +117,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ObjectStates:
-    """Cache of object states by URL. The state of a missing object is None. Unknown states are requested when needed.
+    """Cache of object states by URL. States are requested when needed; the state of a missing object is None.
 
     buckets: URLs of the buckets that rows may use; None allows all buckets.
     """
@@ -271,10 +274,10 @@ class BucketFolder(Place):
 class MemberFolder(Place):
     """Place whose files are parts of other files, such as members of tars.
 
-    where: name in rows → (source, part path), for all files.
-    states: part path → (size in bytes, version).
-    origins: part path → SealedOrigin.
-    base: place of all other files; None if there are none.
+    where: (source name, part path) by name in rows.
+    states: (size in bytes, version) by part path.
+    origins: SealedOrigin by part path.
+    base: place of all other files; None if there are no other files.
     """
 
     root_url: str
@@ -338,7 +341,10 @@ def _caption_path(path: str) -> str:
 
 
 def caption_text(data: bytes) -> str | None:
-    """Return the trimmed text of a caption file, or None if it is blank. data: its first MAX_CAPTION_BYTES bytes."""
+    """Return the trimmed text of a caption file, or None if it is blank.
+
+    data: first MAX_CAPTION_BYTES bytes of the file.
+    """
     is_whole = len(data) < MAX_CAPTION_BYTES  # if it is not whole, the last character may be incomplete
     decoder = getincrementaldecoder("utf-8-sig")("surrogateescape")
     return decoder.decode(data, final=is_whole).strip() or None

@@ -74,10 +74,11 @@ Value: TypeAlias = bool | int | float | str | None
 class Record:
     """Input row with a usable file, or one time range of such a row.
 
-    source: name of the file in the dataset. path: its local path or URL.
+    source: name of the file in the dataset.
+    path: local path or URL of the file.
     version: modification time in nanoseconds, the store's version of the object, or a checksum.
     extra: files of the conditioning inputs.
-    captions: all captions with their weights if there are several; `caption` is the first caption.
+    captions: all captions with their weights if there are several captions; `caption` is the first one.
     origin: keys and split of the clip in the sealed dataset from which it comes; None for other clips.
     time_range: the part of the video to use; None for the whole video.
     bars: black bars of the displayed frames in pixels: (left, top, right, bottom).
@@ -99,13 +100,13 @@ class Record:
     signature: str | None = None
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return the file in the form that workers receive. storage: options for accessing the file's store."""
+        """Return the file as a Media, which workers read. storage: options for accessing the file's store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Rejected input row, with the reason. `kind` classifies the reason. Row numbers start at 0."""
+    """Rejected input row, and the reason for the rejection. kind: class of the reason. row: row number, from 0."""
 
     row: int
     source: str
@@ -115,9 +116,9 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RecordSet:
-    """Complete input. Each row is in `records` or in `rejections`.
+    """All rows of the input. Each usable row is in `records`, and each other row in `rejections`.
 
-    user_types: metadata column → index type.
+    user_types: type in the index by metadata column.
     num_rows: number of input rows. A row with several time ranges becomes several records.
     sources: summary of each source.
     """
@@ -129,7 +130,7 @@ class RecordSet:
     sources: tuple[SourceSummary, ...] = ()
 
     def sha256(self) -> str:
-        """Return a digest of all input that determines the dataset, except the contents of files."""
+        """Return a digest of everything in the input that determines the dataset, except the contents of files."""
         digest = hashlib.sha256(json.dumps(list(self.user_types.items())).encode())
         for record in self.records:
             digest.update(_line(record.row, record.source, record.num_bytes, record.caption, record.columns))
@@ -151,8 +152,12 @@ def read_records(
 ) -> RecordSet:
     """Read one source, or several sources one after the other.
 
-    folder: folder for files that are embedded in metadata. extracts: True to write these files to `folder`.
-    A row that cannot be used becomes a rejection. Raises SourceError if a source cannot be read.
+    A row that cannot be used becomes a rejection.
+
+    folder: folder for files that are embedded in the metadata.
+    extracts: True to write embedded files to `folder`.
+
+    Raises SourceError if a source cannot be read.
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
     if len(sources) > 1 and options.source.metadata is not None:
@@ -172,7 +177,7 @@ def read_records(
 
 
 def _what_is_missing(found: SourceInput, source: str | Path, options: ShardOptions) -> str:
-    """Return the reason why an input has no rows, and the remedy."""
+    """Return an explanation of why an input has no rows, and the remedy."""
     if found.layout == "dataset":
         return f"the dataset {found.place.url} has no samples; check the path"
     if found.table is not None and found.layout != "tars":
@@ -191,7 +196,7 @@ def _what_is_missing(found: SourceInput, source: str | Path, options: ShardOptio
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Input row as given in the metadata. problem: reason why the row could not be read; "" if it was read."""
+    """Input row as given in the metadata. problem: the reason if the row could not be read; otherwise ""."""
 
     path: object
     captions: CaptionCells | CaptionFile
@@ -203,9 +208,10 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Roles:
-    """Metadata columns by use. A use without a column is None.
+    """Metadata columns by use. The field is None if no column has this use.
 
-    video: column of media paths. num_bytes: column of file sizes, if the metadata is trusted.
+    video: column of media paths.
+    num_bytes: column of file sizes in bytes, if the metadata is trusted.
     """
 
     video: str | None = None
@@ -238,7 +244,7 @@ class _Roles:
         return _Roles(video, captions, options.source.media_columns, times, kinds, sizes)
 
     def uses(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the columns by use, for a SourceSummary. Columns that were created by the layout are omitted."""
+        """Return the columns by use, for a SourceSummary. Columns that the layout created are omitted."""
         used = {
             "video": () if self.video is None else (self.video,),
             "caption": self.captions.names,
@@ -399,7 +405,7 @@ def _with_ranges(record: Record, ranges: Sequence[TimeRange]) -> list[Record]:
     """Return one record per time range, or the record itself if there is no time range.
 
     If a record has several ranges and several captions, each range gets the caption at the same index. Raises Rejected
-    if their numbers differ.
+    if the number of ranges differs from the number of captions.
     """
     if len(ranges) < 2:
         return [replace(record, time_range=one) for one in ranges] or [record]
@@ -428,7 +434,7 @@ def _captions(cells: CaptionCells | CaptionFile, place: Place, options: ShardOpt
 
 
 def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> RecordSet:
-    """Join several inputs. Raises SourceError if two of them have files with the same name."""
+    """Join several inputs. Raises SourceError if two inputs contain files with the same name."""
     types: dict[str, str] = {}
     _check_owners(parts, sources)
     for part in parts:
@@ -463,7 +469,7 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """Return a record with converted columns. It is assigned to split "val" if `val` contains its record key."""
+    """Return the record with columns converted to `types`. It is in split "val" if its record key is in `val`."""
     columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
     origin = record.origin
     if origin is not None and origin.record_key in val:

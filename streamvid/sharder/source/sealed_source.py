@@ -42,7 +42,7 @@ def is_manifest(media: Media) -> bool:
 
 
 def read_dataset(place: Place, storage: StorageOptions) -> tuple[MemberFolder, MetadataTable, str, str]:
-    """Return a dataset's (place, table, video column, caption column). Raises SourceError if it cannot be read."""
+    """Return (place, table, video column, caption column) of a dataset. Raises SourceError if it cannot be read."""
     try:
         dataset = Dataset(open_store(place.url, storage))
         reader = _SealedReader(dataset)
@@ -127,7 +127,7 @@ class _SealedReader:
         self.rows[name] = {**columns, MEDIA: name, CAPTION: caption}
 
     def _is_largest(self, name: str, clip: _SealedClip) -> bool:
-        """Return True if this copy of a clip is the largest so far. In this case, discard the previous largest copy."""
+        """Return True if this copy of a clip is the largest so far. The previous largest copy is then discarded."""
         window = (clip.record_key, str(clip.window_start), str(clip.window_source_frames))
         area = clip.clip_width * clip.clip_height
         if window in self.areas and self.areas[window][0] >= area:

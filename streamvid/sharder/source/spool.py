@@ -26,9 +26,10 @@ MOST_BYTES = 8 * 2**20
 def opened(
     media: Media, folder: Path | None, waiting: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[str | BinaryIO | SpooledFile]:
-    """Open a local or remote file for decoding. folder, waiting: see SpooledFile.
+    """Open a local or remote file for decoding, and yield its path or a file object. folder, waiting: see SpooledFile.
 
-    Raises the store's error if reading failed, even if the demuxer treated the failure as the end of the file.
+    If reading from the store failed, raises the store's error at the end, even if the demuxer took the failure for the
+    end of the file.
     """
     if not media.is_remote:
         with media.opened() as local:
@@ -41,7 +42,7 @@ def opened(
 
 
 class Spans:
-    """Set of byte ranges in a file. Adjacent and overlapping ranges are joined."""
+    """Set of byte ranges in a file. Adjacent and overlapping ranges are merged."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
@@ -71,7 +72,7 @@ class Spans:
 
 
 class SpooledFile(FarFile):
-    """Binary file over a remote `media`.
+    """Seekable binary file that reads the remote file `media` on demand.
 
     folder: directory of the temporary file; None for the system's temporary directory.
     waiting: context manager entered during each wait for the store, to exclude the wait from the reader's time limit.
@@ -125,7 +126,7 @@ class SpooledFile(FarFile):
         self._left_out = Spans()
 
     def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
-        """Return a range extended by a read-ahead that grows during sequential reads."""
+        """Return the range, extended by a read-ahead that grows while reads are sequential."""
         if start != self._last_end:
             self._run_start = start
         ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))
@@ -134,7 +135,7 @@ class SpooledFile(FarFile):
         return start, max(end, free[0][1])
 
     def _fetch(self, spans: list[tuple[int, int]]) -> None:
-        """Fetch ranges into the temporary file, a bounded number of bytes at a time."""
+        """Fetch ranges into the temporary file. Only a bounded number of bytes is in memory at a time."""
         batch: list[tuple[int, bytearray]] = []
         size = 0
         for start, end in spans:

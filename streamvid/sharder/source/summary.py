@@ -21,14 +21,14 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Number of items with a property, and the first few of them."""
+    """Number of items with some property, and the first few of these items as examples."""
 
     count: int = 0
     examples: tuple[str, ...] = ()
 
     @staticmethod
     def of(items: Iterable[str]) -> Counted:
-        """Return the number of `items`, with the first few of them as examples."""
+        """Count `items`, and keep the first few as examples."""
         items = iter(items)
         examples = tuple(islice(items, _NUM_EXAMPLES))
         return Counted(len(examples) + sum(1 for _ in items), examples)
@@ -40,9 +40,9 @@ class SourceSummary:
 
     metadata: names of the files from which the rows were read; empty if each media file is a row.
     unread_metadata: other metadata files in the source's folder.
-    columns: use → columns. The uses are "video", "caption", "caption weight", "time range", names of conditioning
+    columns: columns by use. The uses are "video", "caption", "caption weight", "time range", names of conditioning
         inputs, "kept" (stored with each sample) and "ignored".
-    num_usable: number of records, that is, of usable rows, or of the time ranges in such rows.
+    num_usable: number of records. Each usable row becomes one record, or one record per time range.
     num_captions: number of records with a caption.
     unnamed_files: media files in the folder to which no row of the metadata refers.
     """
@@ -60,7 +60,7 @@ class SourceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Groups of near-duplicates. rows: all rows of the groups except the best row of each."""
+    """Groups of near-duplicates. rows: all rows of these groups, except the best row of each group."""
 
     num_groups: int
     rows: Counted
@@ -68,12 +68,13 @@ class Duplicates:
 
 @dataclass(frozen=True, slots=True)
 class AudioSummary:
-    """Audio of the videos that have a bucket.
+    """Facts about the audio of those videos that have a bucket.
 
-    num_videos, num_with_audio: number of videos, and number of videos with readable audio.
+    num_videos: number of these videos.
+    num_with_audio: number of these videos with readable audio.
     unreadable: videos whose audio cannot be read, with the reason.
-    other_start: videos whose audio begins MAX_START_SECONDS or more before or after the first frame.
-    other_length: videos whose audio is MAX_LENGTH_SECONDS or more longer or shorter than the pictures.
+    other_start: videos whose audio begins at least MAX_START_SECONDS before or after the first frame.
+    other_length: videos whose audio is longer or shorter than the pictures by at least MAX_LENGTH_SECONDS.
     """
 
     num_videos: int
@@ -119,8 +120,8 @@ class InputSummary:
 def duplicates(files: Iterable[Media]) -> Counted:
     """Return the number of files with the same content as another file, with examples.
 
-    Only files with equal sizes and equal first bytes are read completely. Objects in a store are not read: they are
-    regarded as equal if their sizes and versions (ETags) are equal.
+    A local file is read completely only if another file has the same size and the same first bytes. Objects in a store
+    are not read; two objects with the same size and version (ETag) are regarded as equal.
     """
     found = []
     for same_size in _groups({file.path: file for file in files}.values(), lambda file: file.num_bytes):

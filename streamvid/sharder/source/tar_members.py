@@ -35,8 +35,8 @@ _PACKERS = {
 class TarMember:
     """Member of a tar.
 
-    offset: byte offset of its data.
-    not_file: description of its type if it is not a regular file, else "".
+    offset: byte offset of the member's data.
+    not_file: description of the member's type if it is not a regular file; otherwise "".
     """
 
     name: str
@@ -48,7 +48,7 @@ class TarMember:
 def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
     """Yield the members of a tar in order, except folders. num_bytes: size of the tar.
 
-    Raises Rejected at the point where the tar becomes unreadable; the members before it are valid.
+    Raises Rejected at the point where the tar becomes unreadable. The members that were already yielded are valid.
     """
     offset = count = 0
     own: dict[str, str] = {}
@@ -92,7 +92,9 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
 
 
 def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
-    """Store the values of an extended header in `own`, for the next member. Ignore global headers and link targets."""
+    """Store the values of an extended header, which apply to the next member, in `own`.
+
+    Global headers and link targets are ignored."""
     if kind == b"L":
         own["path"] = _text(data.rstrip(b"\0"))
     elif kind == b"x":
@@ -104,7 +106,10 @@ def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
 
 
 def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) pairs of a PAX header. Each line is "LENGTH KEY=VALUE"; LENGTH counts the whole line."""
+    """Yield the (key, value) pairs of a PAX header.
+
+    Each line is "LENGTH KEY=VALUE", where LENGTH is that of the line.
+    """
     while data:
         digits = data.partition(b" ")[0]
         length = int(digits) if digits.isdigit() and len(digits) < 10 else 0

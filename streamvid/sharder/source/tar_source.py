@@ -36,7 +36,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _TarSample:
-    """Members of one sample, by the part of their names after the first dot. broken: errors for unusable members."""
+    """Members of one sample by extension (the part of the name after the first dot).
+
+    broken: errors of unusable members.
+    """
 
     media: dict[str, TarMember] = field(default_factory=dict)
     texts: dict[str, str | None] = field(default_factory=dict)
@@ -46,7 +49,7 @@ class _TarSample:
 
 @dataclass(frozen=True)
 class _Tar:
-    """Contents of one tar. problem: the reason why the tar could not be read to its end, or ""."""
+    """Contents of one tar. problem: the reason if the tar could not be read to its end; otherwise ""."""
 
     media: Media
     samples: dict[str, _TarSample]
@@ -86,7 +89,7 @@ def read_tars(
 
 @dataclass
 class _TarReader:
-    """Reader of tars that collects the locations of their media."""
+    """Reader of tars that collects the locations of media members."""
 
     place: Place
     wanted: frozenset[str]
@@ -176,7 +179,7 @@ class _TarReader:
         return {}
 
     def _parquet(self, name: str) -> dict[str, Mapping[str, object]]:
-        """Return the rows of the Parquet file next to a tar, by key; empty if there is no such file."""
+        """Return the rows of the Parquet file next to a tar, by sample key; empty if there is no such file."""
         beside = posixpath.splitext(name)[0] + ".parquet"
         if not self.place.is_file(beside):
             return {}
@@ -190,7 +193,7 @@ class _TarReader:
 
 @contextmanager
 def _reading(media: Media) -> Iterator[Read]:
-    """Open a tar for small reads. Raises SourceError if it cannot be opened."""
+    """Open a tar for small reads. Raises SourceError if the tar cannot be opened."""
     try:
         opened = (
             SpooledFile(media, None, first_bytes=_FIRST_BYTES)
@@ -252,7 +255,7 @@ def _object(member: TarMember, read: Read) -> Mapping[str, object]:
 
 
 def _caption_of_windows(row: Mapping[str, object]) -> str | None:
-    """Return the caption of the first Cosmos-Curate window, or None if there is none. It describes the clip's start."""
+    """Return the caption of the first Cosmos-Curate window (the clip's start), or None if there is no window."""
     for name in _WINDOWS:
         windows = row.get(name)
         if isinstance(windows, list) and windows and isinstance(windows[0], dict):

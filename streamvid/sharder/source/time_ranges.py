@@ -47,30 +47,30 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """Part of a video: the frames in [start, end). Both times are in seconds after the first frame."""
+    """Part of a video: the frames with times from start to end (exclusive), in seconds after the first frame."""
 
     start: Fraction
     end: Fraction
 
     @property
     def text(self) -> str:
-        """Text of the range for messages, in seconds."""
+        """Description of the range in seconds, for messages."""
         return f"{float(self.start):g} to {float(self.end):g} s"
 
 
 @dataclass(frozen=True, slots=True)
 class TimeColumns:
-    """Metadata columns with the time ranges of rows: one for starts and one for ends, or one for both."""
+    """Metadata columns that contain time ranges: a column of starts and a column of ends, or one column of ranges."""
 
     names: tuple[str, ...] = ()
 
     @staticmethod
     def of(names: Sequence[str], asked: Sequence[str]) -> TimeColumns:
-        """Return the requested columns. Raises SourceError if one of them does not exist."""
+        """Return the columns `asked`. Raises SourceError if one of these columns does not exist."""
         return TimeColumns(tuple(find_column(names, name, (), "source.time_columns") for name in asked))
 
     def cells(self, block: RowBlock) -> list[tuple[object, ...]]:
-        """Return the values of each row."""
+        """Return the values of the columns for each row."""
         if not self.names:
             return [()] * block.num_rows
         return list(zip(*(block.column(name).values() for name in self.names), strict=True))
@@ -83,7 +83,7 @@ class TimeColumns:
 
 
 def parse_ranges(cells: Sequence[object], has_duration: bool = False) -> list[TimeRange]:
-    """Return the time ranges of a row. If its cells are empty, return an empty list: the row describes its whole file.
+    """Return the time ranges of a row, or an empty list if the cells are empty and the row thus describes a whole file.
 
     cells: two cells with a start and an end, each a time or a list of times; or one cell with a range or a list of
         ranges. A range is a pair (start, end), a mapping such as {"start": 0, "end": 2.5}, or text such as
@@ -182,9 +182,9 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
 
 
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield (start, end, is_certain) for each pair of plain names that differ in one word, such as start and end.
+    """Yield (start, end, is_certain) for each pair of names that differ only in one word, such as start and end.
 
-    is_certain: True if the names denote time ranges in any table.
+    is_certain: True if such names always denote time ranges; False if only the values can show whether they do.
     """
     words_of = {name: name.split("_") for name in names}
     for first, last in sorted(product(_STARTS, _ENDS), key=lambda pair: pair not in _CERTAIN):
@@ -209,13 +209,13 @@ def _is_duration(plain: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return a column's name in lower case with underscores: "Start Time" and "startTime" become start_time."""
+    """Return a column's name in lower case with underscores. For example, "startTime" becomes "start_time"."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
     return re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
 
 
 def _most_cells(table: MetadataTable, names: Sequence[str], test: Callable[[Sequence[object]], bool]) -> bool:
-    """Return True if `test` is true for these columns in most of the first rows. Empty rows are ignored."""
+    """Return True if `test` accepts the cells of these columns in most of the first rows. Empty rows are ignored."""
     num_left, surplus = _NUM_CELLS, 0
     for block in table.blocks:
         rows = zip(*(block.column(name).values()[:num_left] for name in names), strict=True)
@@ -229,7 +229,10 @@ def _most_cells(table: MetadataTable, names: Sequence[str], test: Callable[[Sequ
 
 
 def check_own_files(files: Callable[[], Iterable[tuple[int, str]]]) -> None:
-    """Raise SourceError if rows share a file. files: function that returns (row number, file name) pairs."""
+    """Raise SourceError if several rows use the same file.
+
+    files: function that returns (row number, file name) pairs.
+    """
     repeated = TextSet.repeated(name for _, name in files())
     if not len(repeated):
         return

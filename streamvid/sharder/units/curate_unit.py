@@ -44,9 +44,9 @@ class CurateUnit:
 def curate_file(unit: CurateUnit) -> Finding:
     """Measure one file. Runs in a worker.
 
-    For each span, the finding has a part with its scenes. Each scene is a list of the first frame, the frame after the
-    last, and the figures by name. A span has several scenes only if it is divided at hard cuts. Its part does not
-    depend on the other spans.
+    The finding has one part per span: the list of the span's scenes. Each scene is a list of the first frame, the frame
+    after the last, and the figures by name. A span has several scenes only if it is divided at hard cuts. The part of a
+    span does not depend on the other spans.
 
     Raises SourceError if the file has changed since it was listed, and StorageError if the store fails.
     """
@@ -63,7 +63,7 @@ def _curate(unit: CurateUnit, source: Source) -> Finding:
 
 
 def _numbers(unit: CurateUnit, table: PacketTable) -> list[int]:
-    """Return the frames to decode: all frames of the spans if cuts are wanted, otherwise only the samples."""
+    """Return the numbers of the frames to decode: all frames of the spans to find cuts, otherwise only the samples."""
     if unit.scene_cuts:
         return sorted({number for span in unit.spans for number in range(*span)})
     return sorted(_samples(unit, table)) or [0]

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class EncodeUnit:
     """Unit of work that encodes a window of `media` into the clip `name` of `clips`.
 
-    follows: for a conditioning video or audio, the Timing of the sample's source as text; else "".
-    bars: black bars to crop.
-    max_bytes: size limit of the clip; None for no limit.
+    follows: for conditioning videos and audio, the Timing of the sample's source as text; otherwise "".
+    bars: black bars to crop: (left, top, right, bottom), in pixels.
+    max_bytes: maximum size of the clip; None for no limit.
     audio: codec of the audio; None to omit it.
     seconds: for conditioning audio, its duration if the clip has no frame times; None for other files.
     fps: output frame rate; None keeps all frames of the window.
@@ -63,7 +63,7 @@ def encode_file(unit: EncodeUnit) -> Finding:
 
 
 def attempt_on(what: str, media: Media, clips: ClipFolder, work: Callable[[Source], Finding]) -> Finding:
-    """Run `work` on a file. Return a rejection if the file causes an error.
+    """Run `work` on a file, and return its finding. If the file causes an error, return a rejection instead.
 
     Raises SourceError if the file was removed or changed after it was probed.
     """
@@ -79,7 +79,7 @@ def attempt_on(what: str, media: Media, clips: ClipFolder, work: Callable[[Sourc
 
 
 def put_clip(clips: ClipFolder, name: str, made: MadeClip) -> Finding:
-    """Store a clip in the staging folder. Return its facts."""
+    """Store a clip in the staging folder, and return a finding with facts about the clip."""
     clips.put(name, made.data)
     digest, psnr_y = hashlib.sha256(made.data).hexdigest(), None if made.psnr_y is None else round(made.psnr_y, 4)
     return asdict(copied(Clip, made, path="", num_bytes=made.num_bytes, sha256=digest, psnr_y=psnr_y))
@@ -109,7 +109,7 @@ def _encode(unit: EncodeUnit, source: Source) -> Finding:
 
 
 def _encode_audio(unit: EncodeUnit, source: Source, seconds: Fraction) -> MadeClip:
-    """Return the audio of the window, whose times count from the first frame of the sample's source."""
+    """Return the audio of the window. Times are measured from the first frame of the sample's source."""
     from streamvid.video.encode.audio_file import encode_audio_file
 
     assert unit.audio is not None

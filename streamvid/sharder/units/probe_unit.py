@@ -69,11 +69,11 @@ class Probe:
 
     width, height: display size in pixels; 0 if the file has only audio.
     extension: extension of the tar member if the file is copied.
-    timing: a `Timing` as text; "" if it is not needed.
-    has_audio: True if the file has audio that can be read; None if this is unknown.
+    timing: a `Timing` as text; "" if the sharder does not need it.
+    has_audio: True if the file has readable audio; None if unknown.
     audio_start_seconds: start time of the audio minus the time of the first frame.
     audio_seconds: duration of the audio.
-    audio_problem: reason why the file's audio cannot be read, or "".
+    audio_problem: the reason if the file's audio cannot be read; otherwise "".
     """
 
     width: int
@@ -98,11 +98,11 @@ class Probe:
 
     @property
     def audio_end_seconds(self) -> float:
-        """Time from the first frame, or without pictures from the first sample, to the end of the audio."""
+        """Time from the first frame to the end of the audio; for a file with only audio, its duration."""
         return max(0.0, (self.audio_start_seconds or 0.0) + (self.audio_seconds or 0.0))
 
     def without(self, bars: Margins) -> Probe:
-        """Return the facts of the file without its black bars: (left, top, right, bottom), in pixels."""
+        """Return the facts that apply after black bars are cropped. bars: (left, top, right, bottom), in pixels."""
         left, top, right, bottom = bars
         return replace(self, width=self.width - left - right, height=self.height - top - bottom) if any(bars) else self
 
@@ -184,7 +184,9 @@ def _probe_audio(unit: ProbeUnit, source: Source) -> Finding:
 
 
 def _audio_of(unit: ProbeUnit, source: Source, zero: Fraction) -> Finding:
-    """Return the facts about a file's audio. Only damaged audio rejects the file, and only in a full decode.
+    """Return the facts about a file's audio.
+
+    The file is rejected only if a full decode finds that its audio is damaged.
 
     zero: time of the first frame.
     """
@@ -210,10 +212,10 @@ def _audio_of(unit: ProbeUnit, source: Source, zero: Fraction) -> Finding:
 
 
 def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
-    """Run `work` on the file `name`. Return a rejection if the file causes an error.
+    """Run `work` on the file `name`, and return its finding. If the file causes an error, return a rejection instead.
 
-    Raises StreamvidError if the installation or streamvid caused the error, such as an incompatible library version,
-    because such an error would reject every file.
+    Raises StreamvidError if the cause is not the file but streamvid or the installation, such as an incompatible
+    library version, because every file would then be rejected.
     """
     try:
         return work()
@@ -237,7 +239,7 @@ def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
 
 
 def rejected(reason: str, kind: str) -> Finding:
-    """Return a finding that rejects a file."""
+    """Return a finding that rejects a file for this reason."""
     return {"rejected": reason, "kind": kind}
 
 
@@ -245,7 +247,7 @@ def clip_extension(container: str, source: str) -> str:
     """Return the extension of a clip's tar member, which depends on the file's container rather than its name.
 
     Each family of containers has one extension, so that .mov and .MP4 files share shards. As an exception, .webm files
-    keep their extension, because it implies certain codecs.
+    keep their extension, which implies certain codecs.
     """
     name = _EXTENSIONS.get(container)
     if name is None:
@@ -257,5 +259,5 @@ def clip_extension(container: str, source: str) -> str:
 
 
 def extension_of_name(suffix: str) -> str:
-    """Return the extension that a clip has in a tar if its source file has the extension `suffix`."""
+    """Return the extension of a clip in a tar. suffix: extension of the source file."""
     return _EXTENSIONS_OF_NAMES.get(suffix, suffix)

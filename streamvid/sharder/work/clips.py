@@ -15,7 +15,7 @@ _CLIPS = "clips"
 
 @dataclass(frozen=True, slots=True)
 class ClipFolder:
-    """Encoded and cut clips in a folder on this machine and, if tasks share an object store, in its `.staging/`.
+    """Encoded and cut clips, in a folder on this machine or, if tasks share an object store, in its `.staging/`.
 
     folder: staging folder.
     dest: URL of the dataset.
@@ -35,7 +35,7 @@ class ClipFolder:
             LocalStore(self.folder / _CLIPS).put(name, data)
 
     def read(self, name: str, source: str, sha256: str) -> bytes:
-        """Read a clip. Raises StorageError if it cannot be read or its bytes have changed."""
+        """Return the bytes of a clip. Raises StorageError if the clip cannot be read or its bytes have changed."""
         local = LocalStore(self.folder / _CLIPS)
         store, path = (local, name) if local.size(name) is not None else (self._store(), f"{STAGING}/{_CLIPS}/{name}")
         data = store.read(path)

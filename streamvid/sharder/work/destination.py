@@ -54,7 +54,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
     """Return the destination at `dest`.
 
     Raises ConfigError if `dest` or `work_dir` is not usable, DatasetError if `dest` is a file, and StorageError if
-    its URL is not supported.
+    the URL is not supported.
     """
     store = open_store(dest, options.storage)
     if not isinstance(store, LocalStore):
@@ -76,7 +76,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
 
 
 def _work_folder(url: str, options: ShardOptions) -> Path:
-    """Return the work folder for a URL and endpoint. The next run gets the same folder and finds unfinished work."""
+    """Return the work folder for a URL and endpoint. Every run gets the same folder and thus finds unfinished work."""
     endpoint = options.storage.endpoint_url or next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
     name = hashlib.sha256(f"{endpoint}\n{url}".encode()).hexdigest()[:32]
     if options.work.work_dir is None:

@@ -28,7 +28,7 @@ _READY = object()
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Result of a unit that killed its worker twice, the second time with no other unit running."""
+    """Result of a unit that killed its worker twice, the second time while no other unit was running."""
 
     signal_number: int
 
@@ -47,8 +47,9 @@ class _Worker:
 class Pool:
     """Pool of worker processes for one kind of unit. The workers end when the `with` block ends.
 
-    handler: "module:function" of a function that workers call with a unit and that returns a JSON value.
-    held_fd: file descriptor that every worker keeps open, so that a lock on it lasts until the last worker has ended.
+    handler: function that workers call with a unit, as "module:function". It returns a JSON value.
+    held_fd: file descriptor of a lock. Every worker keeps the descriptor open, so that the lock is held until the last
+        worker has ended.
     opens_stores: True if units read or write object stores; see `start_worker`.
     timeout_seconds: time limit per unit; 0 for no limit.
     memory_bytes: memory limit per worker; 0 for no limit.
@@ -82,10 +83,10 @@ class Pool:
         self._workers.clear()
 
     def run(self, num_units: int, make_unit: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
-        """Yield (unit number, result) as units finish; the result is a Crash if the unit killed its worker.
+        """Yield (unit number, result) as units finish. The result is a Crash if the unit killed its worker.
 
-        `make_unit(number)` is called just before the unit is sent. If a unit raises an error, this method raises it,
-        which ends the run.
+        `make_unit(number)` is called just before the unit is sent. If a unit raises an error, this method raises the
+        same error, and the run ends.
         """
         suspects: list[int] = []
         for number, result in self._run(iter(range(num_units)), make_unit, self._num_workers):

@@ -20,9 +20,9 @@ _READ_BYTES = 2**24
 
 
 class SharedJournal(Journal):
-    """Journal of one task that also contains the findings of the other tasks.
+    """Journal of one task that also provides the findings of the other tasks.
 
-    folder: staging folder on this machine. The task's journal is a file inside it. If the destination is an object
+    folder: staging folder on this machine, which contains the task's journal. If the destination is an object
         store, the journal is copied there at most once per minute and at the end of each `with` block.
     """
 
@@ -50,7 +50,7 @@ class SharedJournal(Journal):
         self._publish()
 
     def refresh(self) -> None:
-        """Read the findings of the other tasks, and of a run without tasks that was stopped."""
+        """Read the findings of the other tasks, and those of an earlier run without tasks."""
         if self._earlier != self._local and self._earlier.exists():
             with self._earlier.open("rb") as file:
                 self.include(file)
@@ -60,7 +60,7 @@ class SharedJournal(Journal):
                 self.include(lines_of(self._store, state))
 
     def _fetch_own(self) -> None:
-        """Fetch this task's journal if the task made more progress on another machine."""
+        """Fetch this task's journal from the store if the task made more progress on another machine."""
         size = self._store.size(self._note)
         if size is not None and size > (self._local.stat().st_size if self._local.exists() else 0):
             LocalStore(self._local.parent).put(self._local.name, self._store.read(self._note))

@@ -71,8 +71,9 @@ def put_note(store: Store, file: Path, data: bytes) -> None:
 class Staging:
     """Unfinished work on the dataset in `store`.
 
-    folder: staging folder on this machine, which tasks share. lock_fd: descriptor of the lock on `own`.
-    lease: lease of this run or task, which all machines see.
+    folder: staging folder on this machine, which tasks share.
+    lock_fd: file descriptor of the lock on the folder `own`.
+    lease: lease of this run or task, which is visible to all machines.
     """
 
     store: Store
@@ -83,7 +84,7 @@ class Staging:
 
     @property
     def own(self) -> Path:
-        """Folder of this task: `folder` itself, or a folder in it."""
+        """Folder of this run or task: `folder` itself for a run without tasks, otherwise a folder inside `folder`."""
         return self.folder / task_folder(self.share)
 
     def journal(self, name: str, header: Mapping[str, Any]) -> SharedJournal:
@@ -91,7 +92,7 @@ class Staging:
         return SharedJournal(self.folder, name, header, self.store, self.share)
 
     def clips(self, options: ShardOptions) -> ClipFolder:
-        """Return the encoded and cut clips that are not in a shard yet."""
+        """Return the folder of encoded and cut clips that are not in a shard yet."""
         is_shared = not self.store.is_local and not self.share.is_whole
         return ClipFolder(self.folder, self.store.url, options.worker_storage, is_shared)
 
@@ -100,7 +101,7 @@ class Staging:
         return self.folder / plan_sha256[:32]
 
     def check_verb(self, *, is_append: bool) -> None:
-        """Raise DatasetError if the other verb (`shard` or `append`) left the unfinished work."""
+        """Raise DatasetError if the unfinished work is that of the other verb (`shard` or `append`)."""
         data = _read_if_there(self.store, _BUILD)
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             if data and (BASE in json.loads(data)) != is_append:
@@ -112,9 +113,9 @@ class Staging:
                 )
 
     def announce(self, build: Mapping[str, object]) -> None:
-        """Record the build. A run without a task works alone and replaces unfinished work on another dataset.
+        """Record the build. A run without tasks replaces the unfinished work of a different build.
 
-        Raises DatasetError if this is a task and there is unfinished work on another dataset.
+        Raises DatasetError if this is a task and there is unfinished work of a different build.
         """
         data = json.dumps(build, sort_keys=True).encode()
         if self.share.is_whole:
@@ -150,7 +151,7 @@ class Staging:
                 self.name_files(folder, paths)
 
     def exclusive(self) -> FileLock:
-        """Return a lock that excludes the other tasks on this machine, and on all machines that share file locks."""
+        """Return a lock that excludes other tasks on this machine and on machines that share its file locks."""
         return wait_for_lock(self.folder / _TASKS_LOCK)
 
     def _plan_names(self) -> set[str]:
@@ -160,16 +161,19 @@ class Staging:
         return set(filter(_PLAN.fullmatch, names))
 
     def _notes(self, folder: str = STAGING) -> list[str]:
-        """Return the paths of a folder's notes in the store. Paths with ".." or a backslash are omitted."""
+        """Return the paths of the notes that a folder in the store contains.
+
+        Paths with ".." or a backslash are omitted.
+        """
         paths = (state.path for state in self.store.files(folder))
         return [path for path in paths if ".." not in path.split("/") and "\\" not in path]
 
     def name_files(self, folder: Path, paths: Iterable[str]) -> None:
-        """Record the paths of the dataset files that belong to `folder`. Call this before the first one is written."""
+        """Record the paths of the dataset files that belong to `folder`. Call this before writing the first file."""
         put_note(self.store, folder / _NAMES, json.dumps(sorted(paths)).encode())
 
     def notes_of(self, folder: Path) -> set[str]:
-        """Return the names of the notes in the plan's folder, including those of other machines."""
+        """Return the names of the notes in a plan's folder, including notes of other machines."""
         return {state.path.rpartition("/")[2] for state in self.store.files(f"{STAGING}/{folder.name}")}
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
@@ -192,7 +196,7 @@ class Staging:
         self.store.remove(MANIFEST)
 
     def _discard_plans(self, plans: Collection[str]) -> None:
-        """Remove the files of plans, except those that a version of the dataset contains."""
+        """Remove the files of these plans, except files that belong to a version of the dataset."""
         kept: set[str] = set()
         if plans and self.store.size(MANIFEST) is not None:
             kept = kept_files(self.store, Writing(self.store, self.lease).newest)
@@ -216,7 +220,7 @@ class Staging:
             shutil.rmtree(self.folder / name)
 
     def leave(self) -> None:
-        """Remove a task's files from this machine once its work is in a remote store."""
+        """Remove this task's files from this machine if its work is in a remote store."""
         if self.store.is_local or self.share.is_whole:
             return
         shutil.rmtree(self.own)
@@ -284,10 +288,10 @@ def end_tasks(dest: Destination, lease: Lease) -> None:
 
 @contextmanager
 def locked_staging(dest: Destination, lease: Lease, share: Share = WHOLE) -> Iterator[Staging]:
-    """Open the unfinished build at `dest`, or start one. Raises DatasetError if another sharder holds its lock.
+    """Open the unfinished build at `dest`, or start a new one. Raises DatasetError if another sharder holds its lock.
 
-    The workers of a sharder hold the lock too, so this function waits briefly for the workers of a killed sharder to
-    end.
+    The workers of a sharder hold the lock too. This function therefore waits briefly for the workers of a killed
+    sharder to end.
     """
     try:
         with _writing_to(dest), contextlib.ExitStack() as held:

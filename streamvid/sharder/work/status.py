@@ -36,7 +36,7 @@ class Phase:
     """Progress of one phase of a build.
 
     done, total: numbers of files, clips or shards.
-    done_before: number that an earlier run had finished.
+    done_before: number of these that earlier runs had finished.
     seconds: time that this run has spent in the phase.
     """
 
@@ -48,7 +48,7 @@ class Phase:
 
     @property
     def per_second(self) -> float | None:
-        """Average rate of this run in units per second, or None if this run has not finished anything yet."""
+        """Average rate of this run in files, clips or shards per second; None if this run has not finished any."""
         done = self.done - self.done_before
         return done / self.seconds if done > 0 and self.seconds > 0 else None
 
@@ -72,9 +72,9 @@ class ShardStatus:
     host, pid: machine and process ID of the last run.
     seconds_ago: seconds since `phases` was last updated: about every second on this machine or in a shared folder, and
         every 30 seconds through an object store.
-    phases: phases of the last run, the current one last; for tasks, sums over the tasks that have started.
-    rejections: kind of rejection → number of files or clips. Those of a run without tasks that uses an object store are
-        known only on its own machine.
+    phases: phases of the last run, ending with the current phase; for tasks, sums over the tasks that have started.
+    rejections: number of files or clips by kind of rejection. If a run without tasks uses an object store, these
+        numbers are known only on the machine of the run.
     num_tasks: number of tasks that have started; 0 without tasks.
     """
 
@@ -135,9 +135,9 @@ class StatusFile:
 
 
 def read_status(dest: Destination) -> ShardStatus:
-    """Return the status of the build at `dest`, with all of its tasks, on this machine and on others.
+    """Return the status of the build at `dest`, including its tasks on all machines.
 
-    Raises DatasetError if there is neither a dataset nor a build.
+    Raises DatasetError if there is neither a dataset nor a build at `dest`.
     """
     try:
         leases = {lease.name: lease.note for lease in find_leases(dest.store, LEASES)}
@@ -184,7 +184,7 @@ class _Note:
 
 
 def _status_notes(dest: Destination, leases: Mapping[str, LeaseNote]) -> list[_Note]:
-    """Return the status of each task and, if there was one, of the run that was not divided into tasks."""
+    """Return the status of each task and of a run without tasks, if there are any."""
     found: dict[str, bytes] = {}
     own = f"{STAGING}/{_FILE}"
     if (dest.folder / _FILE).exists():  # newer than its copy in an object store
@@ -216,7 +216,7 @@ def _parse_note(data: bytes, *, is_task: bool, is_alive: bool) -> _Note:
 
 
 def _phases(notes: Sequence[_Note]) -> tuple[Phase, ...]:
-    """Return the combined phases of all runs: the sums of the numbers, and the longest time."""
+    """Return the combined phases of all runs. Numbers are added, and the time is that of the slowest run."""
     found: dict[str, Phase] = {}
     for phase in sorted((phase for note in notes for phase in note.phases), key=lambda phase: PHASES.index(phase.name)):
         sums = found.get(phase.name, Phase(phase.name, 0, 0, 0, 0.0))

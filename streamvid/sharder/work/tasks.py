@@ -23,9 +23,9 @@ def task_folder(share: Share) -> str:
 
 
 def task_phases(options: ShardOptions) -> tuple[str, ...]:
-    """Return the phases of a build that its tasks share.
+    """Return the phases of a build that are divided among its tasks.
 
-    Each of them begins when all tasks have finished the previous one.
+    Each phase begins when all tasks have finished the previous phase.
     """
     # Trusted metadata is confirmed in the phase "build": each task probes the files of its own shards.
     is_probed = not (options.clips.is_text or options.trust_metadata)
@@ -43,7 +43,7 @@ class Remaining:
 
 
 class TasksUnfinished(Exception):
-    """Raised if the next phase cannot begin, because other tasks have not finished the current phase."""
+    """Error raised if the next phase cannot begin because other tasks have not finished the current one."""
 
     def __init__(self, remaining: Remaining) -> None:
         super().__init__(remaining)

@@ -17,9 +17,10 @@ from streamvid.host.imports import skip_pandas
 
 
 def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory_bytes: str) -> None:
-    """Run `handler`, a "module:function", on each unit received from a socket. A limit of 0 means no limit.
+    """Run the function `handler`, given as "module:function", on each unit that is received from a socket.
 
-    A unit that exceeds its time limit ends the whole process, because nothing else stops C code that hangs. The pool
+    A limit of 0 means no limit. If a unit exceeds the time limit, the process ends, because C code that hangs cannot be
+    stopped in any other way. The pool
     detects that the worker has ended. `held_fd` is kept open, but not used.
     """
     if limit := int(memory_bytes):
@@ -41,7 +42,7 @@ def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
 
 @contextlib.contextmanager
 def clock_paused() -> Iterator[None]:
-    """Pause the unit's time limit during waits that have their own deadline and are not caused by the file."""
+    """Pause the time limit of the unit inside the `with` block, during a wait that the file does not cause."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield

@@ -43,12 +43,13 @@ Fetch = Callable[[Ranges], None]
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Traffic of this process through the cache, and the size of the folder, which all processes share.
+    """Statistics of this process's reads through the cache, and the size of the cache folder.
 
-    hits, bytes_from_cache: blocks read from disk, and the number of wanted bytes in them.
-    misses, bytes_fetched: blocks read from the store, and the bytes received.
-    evicted: blocks that this process removed to make room.
-    num_bytes: total size of the files in the cache, at most max_bytes.
+    hits, bytes_from_cache: number of blocks read from the disk, and number of bytes that readers wanted from these
+        blocks.
+    misses, bytes_fetched: number of blocks read from the store, and number of bytes received.
+    evicted: number of blocks that this process removed to make room.
+    num_bytes: total size of the files in the cache, which all processes share; at most max_bytes.
     """
 
     hits: int
@@ -62,7 +63,7 @@ class CacheStats:
 
 @dataclass(slots=True)
 class _Process:
-    """State of one process. A forked child starts with a new state, whose lock no thread holds."""
+    """State of the cache in one process. A forked child starts with a new state and a free lock."""
 
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -79,10 +80,11 @@ class _Process:
 class BlockCache:
     """Folder of blocks with a size limit. Nothing is opened or created before the first read.
 
-    Thread-safe and fork-safe. Raises ConfigError if `max_bytes` is smaller than a block and, at the first read, if the
-    folder is not a cache.
+    Thread-safe and fork-safe. The constructor raises ConfigError if `max_bytes` is smaller than a block. The first read
+    raises ConfigError if the folder is not a cache.
 
-    wait_seconds: time to wait for a block that another reader is fetching, before this reader fetches it as well.
+    wait_seconds: time to wait for a block that another reader is fetching. Afterwards, this reader fetches the block,
+        too.
     """
 
     def __init__(self, folder: Path, max_bytes: int, *, wait_seconds: float = 10.0) -> None:
@@ -102,9 +104,9 @@ class BlockCache:
 
         name: SHA-256 of the whole object, as 64 hex digits.
         num_bytes: size of the object.
-        fetch: function that reads the given ranges, which are whole blocks, or only the wanted bytes if nothing can be
-            stored. It is called once for all missing blocks, and again only for blocks that another reader failed to
-            fetch. Its errors propagate.
+        fetch: function that reads the given ranges from the store. The ranges are whole blocks, or only the wanted
+            bytes if the blocks cannot be stored. The function is called once for all missing blocks, and again only for
+            blocks that another reader failed to fetch. Errors of the function propagate.
         """
         blocks = self._blocks(name, num_bytes, ranges)
         self._open()
@@ -185,7 +187,7 @@ class BlockCache:
         return [found[number] for number in sorted(found)]
 
     def _read(self, block: CacheBlock) -> bool:
-        """Fill a block's pieces from its file. Return False if there is no complete, readable file, else True."""
+        """Fill the pieces of a block from its file. Return False if the file is missing, incomplete or unreadable."""
         process = self._process()
         if block.path in process.wrong:
             return False
@@ -217,7 +219,8 @@ class BlockCache:
     def _try(self, block: CacheBlock) -> bool | None:
         """Read or claim a block.
 
-        Return True if it was read, False if it must be fetched, or None if another reader has claimed it.
+        Return True if the block was read, False if this reader claimed it and must fetch it, or None if another reader
+        has claimed it.
         """
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
@@ -234,7 +237,8 @@ class BlockCache:
     def _is_wasted(self, block: CacheBlock) -> bool:
         """Return True if fetching the whole block would cost more traffic than caching it saves.
 
-        If the cache is smaller than the shuffle window, blocks are evicted before their other parts are read.
+        If the cache is smaller than the shuffle window, blocks are evicted before the other parts of these blocks are
+        read.
         """
         process = self._process()
         if not process.counts["evicted"] or block.num_bytes_wanted >= block.size:
@@ -251,7 +255,7 @@ class BlockCache:
             process.recently_fetched /= 2
 
     def _wait(self, block: CacheBlock, deadline: float) -> bool:
-        """Wait while another reader fetches the block, then read or claim it as `_try` does.
+        """Wait while another reader fetches the block, then read or claim the block as `_try` does.
 
         Return True if the block was read. Return False if it must be fetched or the deadline has passed.
         """
@@ -271,9 +275,9 @@ class BlockCache:
     def _bring(
         self, blocks: list[CacheBlock], fetch: Fetch, get: Callable[[CacheBlock], bool | None]
     ) -> list[CacheBlock]:
-        """Read or fetch the blocks, and return those that other readers are fetching.
+        """Read or fetch the blocks. Return the blocks that other readers are fetching.
 
-        Locks cannot deadlock: the first round never waits, and the second round acquires its locks in ascending order.
+        Readers cannot deadlock: the first call never waits, and the second call acquires locks in ascending order.
         """
         missing: list[CacheBlock] = []
         busy: list[CacheBlock] = []
@@ -304,7 +308,7 @@ class BlockCache:
         self._folder.release(without_room)
 
     def _fetch(self, missing: list[CacheBlock], fetch: Fetch) -> None:
-        """Fetch all bytes of claimed blocks, and only the wanted bytes of other blocks."""
+        """Fetch missing blocks: all bytes of claimed blocks, and only the wanted bytes of other blocks."""
         process = self._process()
         asked: list[tuple[int, memoryview]] = []
         whole: list[tuple[CacheBlock, memoryview]] = []
@@ -340,7 +344,7 @@ class BlockCache:
             self._process().wrong.difference_update(block.path for block, _ in whole)
 
     def _give_up(self, error: OSError) -> Literal[False]:
-        """Stop using the disk for a while, and log one warning per process."""
+        """Stop using the disk for a while. Log a warning once per process."""
         process = self._process()
         process.is_open = False
         process.paused_until = time.monotonic() + _PAUSE_SECONDS

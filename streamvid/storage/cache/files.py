@@ -46,9 +46,10 @@ _SLACK = 16  # a full cache frees an additional 1/16 of its size, so that files 
 
 @dataclass(slots=True, eq=False)
 class CacheBlock:
-    """Aligned part of an object. pieces: the wanted parts, each as (offset in the block, buffer).
+    """Aligned part of an object.
 
-    lock: claim on the block, which permits its holder to write the block. The locked `.part` file becomes the block.
+    pieces: wanted parts of the block, as (offset in the block, buffer) pairs.
+    lock: claim on the block, which permits the holder to write the block. The locked `.part` file becomes the block.
     """
 
     path: str
@@ -68,14 +69,14 @@ class CacheBlock:
         return self.lock.descriptor
 
     def whole(self) -> memoryview:
-        """Return memory for the whole block: the buffer of a piece that covers the whole block, or else new memory."""
+        """Return memory for the whole block: the buffer of a piece that covers the block, or new memory."""
         for start, buffer in self.pieces:
             if start == 0 and len(buffer) == self.size:
                 return buffer
         return memoryview(bytearray(self.size))
 
     def release(self) -> None:
-        """Release the claim, if there is one."""
+        """Release the claim on the block, if there is one."""
         lock, self.lock = self.lock, None
         if lock is not None:
             lock.release()
@@ -130,7 +131,10 @@ class CacheFolder:
         )
 
     def claim(self, block: CacheBlock) -> bool:
-        """Claim a block and return True; return False if another reader has claimed it. Release the claim after use."""
+        """Claim a block. Return False if another reader has claimed the block.
+
+        The caller must release the claim after use.
+        """
         part = block.path + _PART
         _check_folder(part)
         try:
@@ -142,7 +146,7 @@ class CacheFolder:
         return block.lock is not None
 
     def reserve(self, blocks: Sequence[CacheBlock]) -> tuple[list[CacheBlock], int]:
-        """Reserve space for claimed blocks. Return the blocks that do not fit, and the number of evicted blocks."""
+        """Reserve space for claimed blocks. Return (blocks that do not fit, number of evicted blocks)."""
         without_room, evicted = [], 0
         with self._ledger() as ledger:
             needs = [block.size - os.fstat(block.descriptor).st_size for block in blocks]
@@ -158,7 +162,7 @@ class CacheFolder:
         return without_room, evicted
 
     def commit(self, blocks: Sequence[CacheBlock]) -> None:
-        """Rename the written `.part` files to blocks, and release their claims."""
+        """Rename the written `.part` files of these blocks to their final names, and release the claims."""
         with self._ledger() as ledger:
             for block in blocks:
                 replaced = _size(block.path)
@@ -187,7 +191,7 @@ class CacheFolder:
                 block.release()
 
     def forget(self, paths: Sequence[str]) -> list[str]:
-        """Remove the blocks at `paths`, and return the paths that cannot be removed."""
+        """Remove the blocks at `paths`. Return the paths that cannot be removed."""
         kept = []
         with self._ledger() as ledger:
             for path in paths:
@@ -218,7 +222,10 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[_Ledger]:
-        """Lock and yield the ledger. Wait only a few seconds, because its holder may be a stopped process."""
+        """Lock the ledger, and yield it.
+
+        Wait only a few seconds for the lock, because a stopped process may hold it.
+        """
         with wait_for_lock(f"{self.root}/{_LEDGER}", _LOCK_SECONDS, mode=_FILE_MODE) as lock:
             ledger = _Ledger(lock.descriptor)
             if not ledger.read() or abs(time.time() - ledger.counted_at) > _RECOUNT_SECONDS:
@@ -226,7 +233,7 @@ class CacheFolder:
             yield ledger
 
     def _make_room(self, ledger: _Ledger, need: int) -> int:
-        """Recount the files, evict blocks if `need` more bytes do not fit, and return the number of evicted blocks."""
+        """Recount the files, and evict blocks if `need` more bytes do not fit. Return the number of evicted blocks."""
         files = list(self._files())
         total = sum(size for _, size, _ in files)
         ledger.set(total)
@@ -282,7 +289,10 @@ class _Ledger:
         self.total, self.counted_at = 0, 0.0
 
     def read(self) -> bool:
-        """Read the total. Return False if it is damaged or from another boot, because a power loss may lose writes."""
+        """Read the total from the ledger file.
+
+        Return False if the file is damaged, or was written before the last boot. A power loss may lose writes, so a
+        total from before a boot may be wrong."""
         data = os.pread(self._descriptor, _RECORD.size + 1, 0)
         if len(data) != _RECORD.size or data != _record(*_RECORD.unpack(data)[1:3]):
             return False
@@ -317,14 +327,14 @@ def _boot() -> int:
 
 
 def _check_folder(path: str) -> None:
-    """Raise NotADirectoryError if the folder of `path` is a symbolic link."""
+    """Raise NotADirectoryError if the folder that contains `path` is a symbolic link."""
     folder = os.path.dirname(path)  # noqa: PTH120
     if os.path.islink(folder):  # noqa: PTH114
         raise NotADirectoryError(errno.ENOTDIR, "a folder of the cache is a symbolic link", folder)
 
 
 def _remove_dead(part: str) -> bool:
-    """Remove a `.part` file whose writer has ended. Return False if it is locked or cannot be removed, else True."""
+    """Remove a `.part` file whose writer has ended. Return False if the file is locked or cannot be removed."""
     try:
         with try_lock(part, _FILE_MODE) or contextlib.nullcontext() as lock:
             if lock is None:

@@ -16,7 +16,7 @@ Content = tuple[str, int]
 def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, is_again: bool = False) -> None:
     """Read ranges of a file with known content, through the cache if the store has one.
 
-    is_again: True if an earlier read returned wrong bytes; the cached bytes are then dropped before the read.
+    is_again: True if an earlier read returned wrong bytes. The cached bytes are then dropped first.
     """
     if not isinstance(store, CachedStore):
         store.read_ranges(path, ranges)
@@ -29,7 +29,7 @@ def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, i
 class CachedStore(Store):
     """Store that reads files with known content through `cache`, and other files directly from `store`.
 
-    known: content by path. Cached bytes may be wrong: readers verify them just as they verify bytes from a store.
+    known: content of files by path. Cached bytes may be wrong, so readers verify them like bytes from a store.
     """
 
     def __init__(self, store: Store, cache: BlockCache, known: Mapping[str, Content]) -> None:

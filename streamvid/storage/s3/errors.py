@@ -39,14 +39,14 @@ _REGION_TEXT = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
 
 
 def error_of_body(status: int, text: str, headers: Mapping[str, str], options: StorageOptions) -> RequestError:
-    """Convert the status and text of an error response to a RequestError. S3 sends the text as XML."""
+    """Convert an error response to a RequestError. text: body of the response, which S3 sends as XML."""
     match = _CODE.search(text)
     region = headers.get("x-amz-bucket-region") or (found[1] if (found := _REGION_TEXT.search(text)) else "")
     return _error(match[1] if match else "", status, options, region)
 
 
 def error_of_client(error: BaseException, options: StorageOptions) -> RequestError:
-    """Convert an error of s3fs or botocore to a RequestError. Its text is omitted, because it may contain keys."""
+    """Convert an error of s3fs or botocore to a RequestError. The original text is omitted: it may contain keys."""
     if isinstance(error, RequestError):
         return error
     chain = [error, error.__cause__, error.__context__]
@@ -79,7 +79,7 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
 def connection_error(error: BaseException, when: str) -> RequestError:
     """Convert the error of a broken connection to a RequestError.
 
-    when: text to append to the cause, such as the server's URL.
+    when: text that is appended to the cause, such as "while reading the response".
     """
     names = [type(found).__name__ for found in (error, error.__cause__, error.__context__) if found is not None]
     text = " ".join(str(found) for found in (error, error.__cause__, error.__context__) if found is not None)

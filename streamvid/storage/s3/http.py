@@ -32,8 +32,9 @@ class Connections:
     """Connections to one server, which are reused after a response is read to its end. Thread-safe.
 
     Each request is sent once. Raises OSError if a connection fails, and ValueError if the response is not HTTP. The
-    OSError is a TimeoutError if connecting takes longer than `connect_seconds`, or if no byte arrives or the headers
-    do not end within `stall_seconds`. This time limit may be exceeded by a factor of two.
+    OSError is a TimeoutError if connecting takes longer than `connect_seconds`, or if no byte arrives or the headers do
+    not end within `stall_seconds`. The limit `stall_seconds` may be exceeded by a factor of two.
+
     tls: function that creates the TLS context. It is called for the first https connection.
     """
 
@@ -52,7 +53,7 @@ class Connections:
         weakref.finalize(self, _close_all, self._kept)
 
     def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Send a GET request. Return the response once its status and headers have arrived."""
+        """Send a GET request. Return the response as soon as its status and headers have arrived."""
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [f"GET {target} HTTP/1.1", f"Host: {self._shown}", "Accept-Encoding: identity"]
@@ -71,7 +72,7 @@ class Connections:
             raise
 
     def keep(self, connection: _Connection) -> None:
-        """Keep a connection for reuse. The last response on it must have been read completely."""
+        """Keep a connection for reuse. The last response on this connection must have been read completely."""
         self._kept.append(connection)
 
     def _take(self) -> _Connection:
@@ -112,8 +113,9 @@ def _close_all(kept: list[_Connection]) -> None:
 
 
 class _Connection:
-    """Connection to a server. flags: `recv` flags for bodies; MSG_WAITALL reduces the number of wake-ups.
+    """Connection to a server.
 
+    flags: `recv` flags for reading bodies; MSG_WAITALL reduces the number of wake-ups.
     stall_seconds: time limit for headers and for the body of a short response, so that a slow server cannot occupy a
         thread indefinitely.
     """
@@ -148,7 +150,7 @@ class _Connection:
         return data
 
     def readinto(self, view: memoryview) -> int:
-        """Read some bytes into `view`, and return their number, or 0 at the end."""
+        """Read some bytes into `view`. Return the number of bytes read, or 0 at the end."""
         if self._ahead:
             num_bytes = min(len(view), len(self._ahead))
             view[:num_bytes] = self._ahead[:num_bytes]
@@ -170,7 +172,7 @@ class _Connection:
 
 
 class HttpResponse:
-    """HTTP response. `readinto` and `read` return the body. Call `release_conn` or `close` afterwards."""
+    """HTTP response. Read the body with `readinto` or `read`, then call `release_conn` or `close`."""
 
     def __init__(self, connection: _Connection, owner: Connections) -> None:
         self._connection, self._owner = connection, owner
@@ -198,14 +200,14 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """This response itself. Callers read the body from `raw`, as they do with botocore responses.
+        """This response itself. Callers read the body from `raw`, as in responses of botocore.
 
         This is a property, because an attribute would create a reference cycle.
         """
         return self
 
     def readinto(self, view: memoryview) -> int:
-        """Read some bytes of the body into `view`, and return their number, or 0 at the end of the body.
+        """Read some bytes of the body into `view`. Return the number of bytes read, or 0 at the end of the body.
 
         Raises ConnectionResetError if the connection closes before the end of the body.
         """
@@ -225,7 +227,7 @@ class HttpResponse:
         return num_bytes
 
     def read(self, num_bytes: int) -> bytes:
-        """Return the next `num_bytes` of the body, or fewer at its end."""
+        """Return the next `num_bytes` of the body, or fewer at the end of the body."""
         data = bytearray(num_bytes)
         filled, deadline = 0, self._deadline()
         while filled < num_bytes and (more := self.readinto(memoryview(data)[filled:])):
@@ -239,7 +241,7 @@ class HttpResponse:
             self._is_chunked = False
 
     def release_conn(self) -> None:
-        """Keep the connection for reuse if the body was read to its end, else close it."""
+        """Keep the connection for reuse if the body was read to its end; otherwise, close the connection."""
         if self._may_keep and self._left == 0 and self._connection.is_at_end:
             self._owner.keep(self._connection)
         else:

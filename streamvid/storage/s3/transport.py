@@ -32,7 +32,7 @@ _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
 class S3Transport(Transport):
-    """Transport to one bucket. Create it in the process that uses it. It connects at the first request."""
+    """Transport to one bucket. Create each transport in the process that uses it. It connects at the first request."""
 
     part_bytes = _PART_BYTES
 
@@ -279,12 +279,12 @@ class S3Transport(Transport):
 
 
 def _place(options: StorageOptions) -> tuple[object, ...]:
-    """Return the settings that determine the server and the keys for requests."""
+    """Return the settings that determine the server and the access keys of requests."""
     return options.endpoint_url, options.region, options.profile, options.anon
 
 
 def _copied(source: Transport, key: str, version: str) -> dict[str, object]:
-    """Return the arguments that specify the source of a copy."""
+    """Return the arguments of a copy request that specify its source."""
     assert isinstance(source, S3Transport)
     condition = {"CopySourceIfMatch": f'"{version}"'} if version else {}
     return {"CopySource": {"Bucket": source._bucket, "Key": key}, **condition}
@@ -304,7 +304,7 @@ class _Signer:
 
     @classmethod
     def of(cls, filesystem: Any, bucket: str, options: StorageOptions) -> _Signer:
-        """Return a signer with the keys that s3fs finds. Errors from s3fs and botocore propagate."""
+        """Return a signer that uses the access keys that s3fs finds. Errors of s3fs and botocore propagate."""
         from botocore.auth import S3SigV4Auth
         from fsspec.asyn import sync
 
@@ -329,7 +329,7 @@ class _Signer:
         return cls(base, S3SigV4Auth(found, "s3", region), extra)
 
     def headers(self, key: str) -> tuple[str, dict[str, str]]:
-        """Return the URL and headers of a GET request for an object."""
+        """Return the URL and the headers of a GET request for the object `key`."""
         from botocore.awsrequest import AWSRequest
 
         url = self._base + quote(key, safe="/~")
@@ -393,7 +393,10 @@ def _session_class() -> Any:
     from aiobotocore.httpsession import AIOHTTPSession
 
     class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
-        """Session that, unlike aiohttp's, never repeats a PUT, because a repeated create would look like a conflict."""
+        """Session that never repeats a PUT, unlike aiohttp's own.
+
+        A repeated conditional PUT would look like a conflict.
+        """
 
         async def _get_session(self, proxy_url: str | None) -> Any:
             session = await super()._get_session(proxy_url)
@@ -411,7 +414,7 @@ def _check_key(value: str, name: str, variable: str) -> None:
 
 
 def _let_go(response: Any, is_whole: bool) -> None:
-    """Keep the connection for reuse if the whole response was read, else close it."""
+    """Keep the connection for reuse if the whole response was read; otherwise, close the connection."""
     if is_whole:
         response.raw.release_conn()
     else:

@@ -35,14 +35,14 @@ NO_AUDIO = AudioResult(False, 0)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Range of samples at a stream's own rate that a window depends on: `first` to `stop` (exclusive)."""
+    """Range of a stream's samples, `first` to `stop` (exclusive), on which a window depends."""
 
     first: int
     stop: int
 
 
 def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int) -> Span:
-    """Return the samples at `in_rate` on which the `num_samples` delivered samples from `first_sample` on depend."""
+    """Return the span at `in_rate` that determines `num_samples` delivered samples, starting at `first_sample`."""
     margin = reach(in_rate, out_rate)
     last = first_sample + num_samples - 1
     return Span(first_sample * in_rate // out_rate - margin, -(-last * in_rate // out_rate) + margin + 1)
@@ -61,7 +61,7 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Layer:
-    """Samples (channels, n) of one form, starting at `start`. Those from `span.first` to `span.stop` may be drawn."""
+    """Decoded samples (channels, n) with one layout and rate, from position `start`. Only `span` is drawn on."""
 
     layout: str
     rate: int
@@ -70,16 +70,17 @@ class _Layer:
     samples: Float32s
 
     def silence(self, begin: int, end: int, rate: int) -> None:
-        """Silence the time of the samples from `begin` to `end` (exclusive) at another rate."""
+        """Silence the time from sample `begin` to sample `end`, both counted at the sample rate `rate`."""
         low, high = -(-begin * self.rate // rate) - self.start, -(-end * self.rate // rate) - self.start
         self.samples[:, max(0, low) : max(0, high)] = 0
 
 
 class Canvas:
-    """Window `out` (channels, samples) of the delivered grid, starting at `first_sample`. `render` completes it.
+    """Window of the delivered grid, starting at `first_sample`. `render` fills `out` (channels, samples).
 
-    Pieces are drawn on one layer per layout and rate, as decoded; a layer of the delivered form is the window itself.
-    Channels are mixed and rates converted once per layer, because a call per piece would cost more than its samples.
+    Each layout and sample rate has a layer, on which decoded pieces are drawn unchanged. A layer that needs no
+    conversion is `out` itself. Channels are mixed and rates are converted once per layer, because converting each piece
+    separately would be slow.
     """
 
     def __init__(self, first_sample: int, out: Float32s, audio: AudioFormat) -> None:
@@ -93,7 +94,7 @@ class Canvas:
         return int(self._out.shape[1])
 
     def draw(self, position: int, samples: Float32s, layout: str, rate: int) -> None:
-        """Draw samples (channels of `layout`, n) that begin at `position`, in samples at `rate`."""
+        """Draw samples (channels of `layout`, n). `position`: position of the first, in samples at `rate`."""
         layer = self._layers.get((layout, rate, len(samples))) or self._add_layer(layout, rate, len(samples))
         begin, end = max(position, layer.span.first), min(position + samples.shape[1], layer.span.stop)
         if begin >= end:
@@ -128,7 +129,7 @@ class Canvas:
         self._present[max(0, low) : max(0, high)] = True
 
     def render(self) -> AudioResult:
-        """Complete the window."""
+        """Add the converted layers to `out`, and return facts about the window."""
         for layer in self._layers.values():
             if layer.samples is not self._out:
                 self._out += self._converted(layer)
@@ -136,7 +137,7 @@ class Canvas:
         return AudioResult(present > 0, present)
 
     def _converted(self, layer: _Layer) -> Float32s:
-        """Return a layer's samples in the delivered form."""
+        """Return a layer's samples, mixed and resampled to the delivered channels and sample rate."""
         mixed, out_rate = mix(layer.samples, layer.layout, self._audio.num_channels), self._audio.sample_rate
         if layer.rate == out_rate:
             return mixed

@@ -60,7 +60,7 @@ _ESCAPE = 31  # object types such as xHE-AAC, whose packets depend on far earlie
 def preroll(codec: str, extradata: bytes, sample_rate: int) -> tuple[int, int]:
     """Return the number of samples and of packets to decode before the first wanted packet.
 
-    sample_rate: of the decoded samples.
+    sample_rate: sample rate of the decoded samples, in Hz.
     """
     if codec == "aac" and len(extradata) >= 2:
         # ISO/IEC 14496-3, AudioSpecificConfig: 5 bits for the object type, 4 for the index of the sample rate.
@@ -72,5 +72,5 @@ def preroll(codec: str, extradata: bytes, sample_rate: int) -> tuple[int, int]:
 
 
 def can_start_anywhere(codec: str, extradata: bytes) -> bool:
-    """Return whether packets of an indexed codec can be decoded from any position after the codec's preroll."""
+    """Return whether decoding of an indexed codec can start at any packet, if the preroll is decoded first."""
     return codec != "aac" or not extradata or extradata[0] >> 3 != _ESCAPE

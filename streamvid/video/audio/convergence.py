@@ -22,10 +22,10 @@ _TOLERANCE = 1e-6
 
 
 def short_preroll(info: AudioStreamInfo, packets: Iterable[memoryview]) -> int | None:
-    """Return the codec's preroll in SHORT_PREROLLS if it is long enough before every packet of the stream.
+    """Return the codec's entry in SHORT_PREROLLS if that preroll suffices before every packet of the stream.
 
-    Return None if it is too short for any packet, or if the codec is not listed. The first wrong packet ends the
-    measurement.
+    Return None if the preroll is too short before at least one packet, or if SHORT_PREROLLS does not list the codec.
+    The measurement stops at the first packet that decodes incorrectly.
     """
     wanted = SHORT_PREROLLS.get(info.codec)
     if wanted is None:
@@ -43,7 +43,7 @@ def short_preroll(info: AudioStreamInfo, packets: Iterable[memoryview]) -> int |
 
 
 def _is_right(info: AudioStreamInfo, packets: list[memoryview], expected: list[Float32s]) -> bool:
-    """Return whether the last of the packets decodes to the expected samples in a new decoder."""
+    """Return whether a new decoder that is given all packets decodes the last packet to the expected samples."""
     decoder = open_audio_decoder(info)
     try:
         found = [decode_packet(decoder, packet_of(data)) for data in packets][-1]

@@ -18,10 +18,11 @@ _OVERLAP_SECONDS = 10
 
 
 def own_zero(source: Source, limits: Limits = LIMITS) -> Fraction:
-    """Return the time at which a separate file begins, in seconds on its own timeline; see `decode_audio_file`.
+    """Return the time at which a separate audio or video file begins, in seconds on the timeline of that file.
 
-    It is the time of the first frame or, in a file without pictures, that of the first audio sample. In many
-    containers, it is not 0: MP3 files begin with the delay of their encoder, and transport streams at 1.4 s.
+    This is the time of the first video frame or, in a file without pictures, of the first audio sample. In many
+    containers, this time is not 0. For example, MP3 files begin with the encoder's delay, and transport streams begin
+    at 1.4 s.
     Raises ProbeError if the file cannot be read, or has neither pictures nor audio.
     """
     with open_audio(source, limits) as video:
@@ -48,7 +49,7 @@ def decode_audio_file(
     source: bytes or a buffer (read in place), a path, or a seekable binary file.
     first_sample: the window's first sample on the delivered grid: sample k has the time k / audio.sample_rate on the
         timeline of the file's video frames (see `first_sample_at`). It may be negative.
-    zero: time of the grid's zero on that timeline, rounded to a sample of the file; for example, the result of
+    zero: time on that timeline at which the grid begins, rounded to a sample of the file; for example, the result of
         `own_zero`.
 
     Decoding ends 10 s after the window, so later packets that claim an earlier time are not found.

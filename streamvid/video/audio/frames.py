@@ -37,7 +37,7 @@ _FORMATS = {
 def check_layout(layout: AudioLayout) -> None:
     """Raise ProbeError for a channel order that has no name in FFmpeg.
 
-    Nothing else may read the layout of such a stream or frame, because PyAV frees it with each object that exposes it.
+    No other code may read the layout of such a stream or frame, because PyAV would free the same memory twice.
     """
     if " channels (" in layout.name or layout.name.startswith("ambisonic"):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(layout))  # so that this object never frees it
@@ -87,7 +87,9 @@ def frame_of(samples: Float32s, layout: str, sample_rate: int) -> AudioFrame:
 class AudioChain:
     """Chain of FFmpeg filters for packed float audio.
 
-    filters: (name, options) of each. layout, sample_rate: of the input. out_layout: of the output, if it differs.
+    filters: (name, options) of each filter.
+    layout, sample_rate: channel layout and sample rate of the input.
+    out_layout: channel layout of the output, if it differs from that of the input.
     """
 
     def __init__(self, filters: Filters, layout: str, sample_rate: int, out_layout: str = "") -> None:
@@ -111,7 +113,7 @@ class AudioChain:
         self._graph = graph
 
     def run(self, samples: Float32s | None) -> list[AudioFrame]:
-        """Filter the next samples (channels, n); None ends the input. Return the frames that are ready."""
+        """Filter the next samples (channels, n), and return the frames that are ready. None ends the input."""
         import av
 
         frame = None

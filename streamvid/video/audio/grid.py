@@ -54,8 +54,9 @@ def first_sample_at(seconds: Fraction, sample_rate: int) -> int:
 
 
 def offset_seconds(seconds: Fraction, first_sample: int, sample_rate: int) -> float:
-    """Return the time of a window's first sample minus the window's start.
+    """Return the time of a window's first sample minus the start of the window, in seconds.
 
-    The difference is at most half a sample in either direction if `first_sample` is the result of `first_sample_at`.
+    The result is at most half a sample's duration in either direction if `first_sample` is the result of
+    `first_sample_at`.
     """
     return float(Fraction(first_sample, sample_rate) - seconds)

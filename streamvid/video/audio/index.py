@@ -39,13 +39,13 @@ _MAX_VALUE = 1 << 62  # the sum of two values fits in an int64
 
 @dataclass(frozen=True, eq=False)
 class AudioPackets:
-    """The packets needed to decode a window of audio, and the byte range of the clip that contains them.
+    """Packets needed to decode a window of audio, and the byte range that they occupy in the clip.
 
     - first_byte, num_bytes: the byte range; num_bytes is 0 if the clip has no audio in the window.
     - pieces: (start, end, checksum) of each segment, with start and end relative to `first_byte`.
-    - packets: (n, 5) table of position (of the first kept sample, at the stream's rate), offset from `first_byte`, size
-      in bytes, head (samples to cut from the start), and count (samples to keep; 0 if the packet is only decoded so
-      that later ones are right).
+    - packets: (n, 5) table with one row per packet. The columns are the position of the first kept sample (at the
+      stream's rate), the offset from `first_byte`, the size in bytes, the number of samples to cut from the start, and
+      the number of samples to keep (0 if the packet is decoded only because later packets depend on it).
     """
 
     first_byte: int
@@ -64,7 +64,8 @@ class AudioIndex:
     - info: description of the stream.
     - positions: timeline position of each packet's first kept sample, in samples at `info.sample_rate`.
     - offsets, sizes: offset and size of each packet in the clip, in bytes.
-    - heads, counts: number of decoded samples to cut from each packet's start, and number of those to keep after them.
+    - heads, counts: number of decoded samples to cut from the start of each packet, and number of samples to keep after
+      these.
     - checksums: array of shape (number of segments, 8) with the first 8 bytes of the SHA-256 of each segment.
 
     Raises DecodeError if the packets are invalid or the number of checksums is wrong.
@@ -88,22 +89,22 @@ class AudioIndex:
 
     @cached_property
     def _edges(self) -> Int64s:
-        """Ordinals of the first packet of each segment, and the number of packets."""
+        """Ordinals of the first packets of all segments, followed by the number of packets."""
         return _segment_edges(self.offsets, self.sizes)
 
     def from_first_sample(self) -> AudioIndex:
-        """Return the index of the same packets, with positions relative to the first sample (see `own_zero`)."""
+        """Return the index with positions relative to the first sample instead (see `own_zero`)."""
         return replace(self, positions=self.positions - self.positions[int(np.argmax(self.counts > 0))])
 
     @property
     def num_bytes(self) -> int:
-        """End offset of the last packet."""
+        """End offset of the last packet, in bytes."""
         return int((self.offsets + self.sizes).max())
 
     def window(self, first_sample: int, num_samples: int, sample_rate: int) -> AudioPackets:
         """Return the packets needed to decode `num_samples` samples of the delivered grid, starting at `first_sample`.
 
-        sample_rate: of the delivered grid, in Hz.
+        sample_rate: sample rate of the delivered grid, in Hz.
         """
         span = needed_span(first_sample, num_samples, sample_rate, self.info.sample_rate)
         begins, ends = self.positions, self.positions + self.counts
@@ -123,7 +124,7 @@ class AudioIndex:
         return AudioPackets(low, high - low, pieces, packets)
 
     def _start(self, first: int) -> int:
-        """Return the packet at which decoding starts, so that packet `first` decodes as in the whole track."""
+        """Return the packet at which decoding must start, so that packet `first` decodes correctly."""
         info = self.info
         num_samples, num_packets = preroll(info.codec, info.extradata, info.sample_rate)
         num_samples = num_samples if info.preroll is None else info.preroll
@@ -157,7 +158,7 @@ def _segment_edges(offsets: Int64s, sizes: Int64s) -> Int64s:
 
 
 def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], None] | None = None) -> AudioIndex | None:
-    """Return the index of a clip's audio packets, or None if it has no audio or must be decoded through its container.
+    """Return an index of a clip's audio packets, or None if there is no audio or decoding requires the container.
 
     The container is required for packets that are not stored whole and unchanged in the file (transport streams), for
     codecs whose decoders need more of the container, and if the sample rate or the codec header changes.
@@ -189,7 +190,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
 
 
 class _PieceNumbers:
-    """Positions and counts of all pieces, without their samples."""
+    """Positions and sample counts of all pieces. The samples are not kept."""
 
     def __init__(self) -> None:
         self.packets, self.positions, self.heads, self.counts = (array("q") for _ in range(4))
@@ -203,13 +204,13 @@ class _PieceNumbers:
         self.rates.add(piece.sample_rate)
 
     def fit(self, num_packets: int) -> bool:
-        """Return whether every packet returned at most one piece, all with the same sample rate."""
+        """Return whether every packet decoded to at most one piece, and all pieces have the same sample rate."""
         is_single = bool((np.diff(self.packets) > 0).all())
         return len(self.rates) == 1 and is_single and self.packets[-1] < num_packets
 
 
 class _StoredPackets:
-    """Offsets and sizes, in the file `data`, of the packets that `watch` passes on."""
+    """Offsets (in the file `data`) and sizes of the packets that pass through `watch`."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self.are_stored = data, True

@@ -30,11 +30,12 @@ _SLACK_SECONDS = {"vorbis": Fraction(1, 40)}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DecodedFrame:
-    """A decoded frame, and which of its samples are audio.
+    """Decoded frame, and the range of its samples that is audio rather than priming or padding.
 
-    - packet: ordinal of the packet after which the decoder returned it.
-    - timestamp: of its first sample, in ticks; None if unknown.
-    - head: number of samples to cut from its start (priming). stop: number of its samples before the padding.
+    - packet: ordinal of the packet after which the decoder returned the frame.
+    - timestamp: timestamp of the first sample, in ticks; None if unknown.
+    - head: number of samples to cut from the start of the frame (priming).
+    - stop: number of samples of the frame before the padding.
     """
 
     frame: AudioFrame
@@ -85,10 +86,10 @@ def _with_following(frames: Iterable[DecodedFrame]) -> Iterator[tuple[DecodedFra
 
 
 class _Positions:
-    """Positions of one stream's frames.
+    """State for computing the positions of one stream's frames.
 
-    Times are compared in units of a fraction of a sample in which ticks and samples are whole: a tick has `_tick`
-    units, a sample `_sample` units.
+    Times are compared as integers. Their unit is chosen so that a tick lasts `_tick` units and a sample lasts `_sample`
+    units.
     """
 
     def __init__(self, time_base: Fraction, codec: str) -> None:
@@ -103,7 +104,7 @@ class _Positions:
         return self._next is None
 
     def place(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
-        """Return the position of the first sample of the next frame. following: the frames after it."""
+        """Return the position of the first sample of `frame`. following: the frames after `frame`."""
         if frame.rate != self._rate:
             self._change_rate(frame.rate)
         position = self._next
@@ -135,7 +136,7 @@ class _Positions:
             self._tolerance = max(self._sample, self._tick * 3 // 2)
 
     def _continues(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> bool:
-        """Return whether the frame begins at the counted position, although its timestamp may deviate."""
+        """Return whether the frame continues the run at the counted position, even if its timestamp deviates."""
         if not self._is_counted:
             return False
         step = self._deviation(frame, position)
@@ -148,10 +149,11 @@ class _Positions:
         return abs(step) <= self._jitter and not is_lasting
 
     def _start(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
-        """Return the position of a run's first frame, from its timestamp or from those of the frames after it.
+        """Return the position of a run's first frame.
 
-        The frames after it determine the position if they agree on a time that differs by at most 1.5 ticks, but by
-        more than two roundings can explain.
+        The position follows from the frame's own timestamp. The position is corrected by the median deviation of the
+        following frames if that deviation is at most 1.5 ticks but larger than the rounding of two timestamps can
+        explain.
         """
         position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
         deviations = sorted(self._deviations(frame, position, following))
@@ -176,11 +178,11 @@ class _Positions:
         return found
 
     def _deviation(self, frame: DecodedFrame, position: int) -> int:
-        """Return the frame's time minus its time if its first sample is at `position`, in units."""
+        """Return by how many units a frame's timestamp deviates from `position`, the position of the first sample."""
         return self._units(frame) - (position + frame.head) * self._sample
 
     def _units(self, frame: DecodedFrame) -> int:
-        """Return the time of the first sample after the priming, in units. FFmpeg rounds it to ticks too."""
+        """Return the time of the first sample after the priming, in units, rounded to ticks as FFmpeg does."""
         assert frame.timestamp is not None
         head = (2 * frame.head * self._sample + self._tick) // (2 * self._tick)
         return (frame.timestamp + head) * self._tick

@@ -32,7 +32,7 @@ def reach(in_rate: int, out_rate: int) -> int:
 
 
 def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
-    """Return `samples` (channels, n) at `out_rate`; the first samples of input and output coincide.
+    """Return `samples` (channels, n) resampled to `out_rate`. The first samples of input and output coincide.
 
     Raises DecodeError if the rates need a filter of more than 64 MiB.
     """
@@ -52,8 +52,8 @@ def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
 def stretch(samples: Float32s, num_samples: int, sample_rate: int) -> Float32s:
     """Return `samples` (channels, n) stretched in time to `num_samples` samples at the same pitch (FFmpeg's atempo).
 
-    What is heard at a time of `samples` is heard within 1/12 s of the corresponding time of the result; within 1/30 s
-    unless the result is more than 5 % longer. Raises DecodeError for speeds that are not from MIN_SPEED to MAX_SPEED.
+    A sound in the result deviates by at most 1/12 s from its ideal time, or by at most 1/30 s if the result is at most
+    5 % longer than the input. Raises DecodeError unless the speed is between MIN_SPEED and MAX_SPEED.
     """
     speed = samples.shape[1] / num_samples
     if not MIN_SPEED <= speed <= MAX_SPEED:

@@ -32,9 +32,9 @@ _MAX_INCOMPLETE = 16
 class Piece:
     """Decoded samples of one frame, without priming and padding.
 
-    - position: of the first sample, in samples at `sample_rate` from the timeline's zero.
+    - position: position of the first sample, in samples at `sample_rate` from the timeline's zero.
     - samples: (channels, n) float32 array; integers are divided by 2^(bits - 1).
-    - layout: FFmpeg's name of the channels.
+    - layout: FFmpeg's name for the channel layout.
     - packet: ordinal of the packet after which the decoder returned the frame.
     - head, num_decoded: number of samples cut from the frame's start, and number of samples of the whole frame.
     """
@@ -49,7 +49,7 @@ class Piece:
 
 
 def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[AudioStream]]:
-    """Yield the audio packets of a file that was just opened, except empty ones. The video is skipped."""
+    """Yield the non-empty audio packets of a file that was just opened. Packets of other streams are skipped."""
     from av.stream import Discard
 
     if video.pictures is not None:
@@ -72,10 +72,11 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
 
 
 def decode_pieces(stream: AudioStream, packets: Iterable[Packet[AudioStream]], is_exact: bool) -> Iterator[Piece]:
-    """Decode the packets of a stream, beginning with the first.
+    """Decode all packets of a stream, and yield the decoded pieces.
 
-    is_exact: True if the container stores where the audio ends (MP4), so that padding after it can be cut.
-    Raises ProbeError if a packet does not decode, except at the start, where a stream may have been cut.
+    is_exact: True if the container stores where the audio ends (MP4), so that the padding can be cut.
+    Raises ProbeError if a packet does not decode. Packets at the start are exempt, because the stream may have been cut
+    there.
     """
     assert stream.time_base is not None
     codec = stream.codec_context.codec.canonical_name
@@ -116,7 +117,7 @@ def _decoded_frames(
 
 
 def _num_declared(stream: AudioStream, last: Packet[AudioStream], rate: int) -> int:
-    """Return the number of samples of an MP4's last packet before its padding."""
+    """Return how many samples of an MP4 file's last packet precede the padding."""
     ticks = last.duration or 1 << 40
     # The duration of an edit list has ticks of its own, which must not cut samples that are exact.
     is_padded = stream.codec_context.codec.canonical_name not in EXACT_CODECS
@@ -127,7 +128,7 @@ def _num_declared(stream: AudioStream, last: Packet[AudioStream], rate: int) -> 
 
 
 def _first_frames(decoder: AudioCodecContext, packet: Packet[AudioStream], number: int) -> list[AudioFrame]:
-    """Decode one of the first packets, which may be incomplete in a stream that was cut and then yield no frame."""
+    """Decode one of a stream's first packets. Return no frames if the stream was cut within the packet."""
     try:
         return decode_packet(decoder, packet)
     except ProbeError as error:
@@ -137,7 +138,9 @@ def _first_frames(decoder: AudioCodecContext, packet: Packet[AudioStream], numbe
 
 
 def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> list[AudioFrame]:
-    """Decode one packet, or None at the end. Raises ProbeError if it does not decode or exceeds a limit."""
+    """Decode one packet, or flush the decoder if `packet` is None.
+
+    Raises ProbeError if the packet does not decode or a frame exceeds a limit."""
     with ffmpeg_errors(f"the audio cannot be decoded near {f'timestamp {packet.pts}' if packet else 'its end'}"):
         frames = decoder.decode(packet)
     check_frames(frames)
@@ -145,7 +148,7 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
 
 
 def check_frames(frames: list[AudioFrame]) -> None:
-    """Raise ProbeError if a frame exceeds a limit, or its channels have no names. frames: all frames of a packet."""
+    """Raise ProbeError if a frame exceeds a limit or its channel order has no name. frames: all frames of a packet."""
     unnamed = [error for frame in frames if (error := _layout_error(frame)) is not None]
     if unnamed:
         raise unnamed[0]
@@ -162,7 +165,7 @@ def check_frames(frames: list[AudioFrame]) -> None:
 
 
 def packet_of(data: memoryview) -> Packet[Any]:
-    """Return a packet with a copy of the data, because decoders read slightly beyond a packet's end."""
+    """Return a packet that contains a copy of the data. It is padded, because decoders read beyond a packet's end."""
     from av.packet import Packet
 
     packet: Packet[Any] = Packet(len(data))
@@ -180,7 +183,7 @@ def _layout_error(frame: AudioFrame) -> ProbeError | None:
 
 
 def declared_cut(data: Packet[Any] | AudioFrame) -> tuple[int, int] | None:
-    """Return the numbers of samples to cut from the start and the end of a packet or frame, or None."""
+    """Return how many samples to cut from the start and from the end of a packet or frame; None if not declared."""
     from av.packet import Packet
     from av.sidedata.sidedata import Type
 

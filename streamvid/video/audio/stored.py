@@ -30,11 +30,12 @@ def decode_audio_packets(
 ) -> AudioResult:
     """Decode the packets of `AudioIndex.window` into `out` (channels, samples), float32.
 
-    packets: field of the AudioPackets. data: the bytes of its range.
+    packets: field `packets` of the AudioPackets.
+    data: bytes of the clip in the byte range of the AudioPackets.
     first_sample: the window's first sample on the delivered grid, as passed to `window`.
 
-    The result depends on the arguments alone, because each call opens a decoder (0.02 to 0.4 ms): some decoders
-    replace noise with random numbers, and continue their sequence even after a flush.
+    The result depends only on the arguments. Each call therefore opens a new decoder, which takes 0.02 to 0.4 ms: some
+    decoders replace noise with random numbers, and continue the random sequence even after a flush.
     Raises DecodeError if a packet does not decode (the contents of `out` are then undefined).
     """
     check_out(out, audio)
@@ -60,13 +61,16 @@ def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, da
 
 
 def _warm_up(decoder: AudioCodecContext, packet: Packet[Any]) -> None:
-    """Decode a packet before the window. Errors are ignored, because it may depend on packets that are missing."""
+    """Decode a packet before the window. Errors are ignored, because the packet may depend on missing packets."""
     with suppress(ProbeError):
         decode_packet(decoder, packet)
 
 
 class _Run:
-    """Decoded frames of adjacent packets, drawn together because drawing each would take as long as decoding."""
+    """Decoded frames of adjacent packets.
+
+    All frames are drawn in one call, because one call per frame would be slow.
+    """
 
     def __init__(self, info: AudioStreamInfo, canvas: Canvas) -> None:
         from av.audio.fifo import AudioFifo
@@ -76,7 +80,7 @@ class _Run:
         self._position = self._end = self._head = 0
 
     def add(self, frames: list[AudioFrame], position: int, head: int, count: int) -> None:
-        """Add the frames of a packet. Of their samples, `count` are kept after the first `head`."""
+        """Add the frames of a packet. Their first `head` samples are dropped, and the next `count` samples are kept."""
         num_decoded = 0
         for frame in frames:
             if frame.layout != self._layout or frame.format.name != self._form or frame.samples > _MAX_USUAL:
@@ -96,7 +100,7 @@ class _Run:
             self.draw()
 
     def _change_form(self, frames: list[AudioFrame]) -> None:
-        """Check that the frames of a packet have the same form, and begin a run of this form."""
+        """Check that all frames of a packet have the same layout and sample format, and begin a run with them."""
         self.draw()
         check_frames(frames)
         self._fifo, self._layout, self._form = self._new_fifo(), frames[0].layout, frames[0].format.name
@@ -105,7 +109,7 @@ class _Run:
             raise DecodeError(_DAMAGED)
 
     def draw(self) -> None:
-        """Draw the frames, and begin another run after them."""
+        """Draw the collected frames, and begin an empty run after them."""
         frame = self._fifo.read()
         if frame is not None:
             samples = samples_of(frame)[:, self._head : self._head + self._end - self._position]

@@ -25,11 +25,11 @@ MAX_EXTRADATA_BYTES = 1 << 16  # Vorbis stores its code books there
 class AudioStreamInfo:
     """Description of an audio stream. Its packets decode without a container.
 
-    - codec: FFmpeg's name of the codec.
+    - codec: FFmpeg's name for the codec.
     - extradata: the codec header as stored in the container.
-    - sample_rate: of the decoded samples, in Hz.
-    - num_channels, layout: number of channels, and FFmpeg's name of their layout, as declared by the container.
-    - preroll: number of samples to decode before the first wanted packet, as measured; None for that of the codec.
+    - sample_rate: sample rate of the decoded samples, in Hz.
+    - num_channels, layout: number of channels, and FFmpeg's name for their layout, as declared by the container.
+    - preroll: measured number of samples to decode before the first wanted packet; None to use the codec's preroll.
 
     Raises DecodeError for impossible values.
     """
@@ -80,9 +80,9 @@ def _to_json(info: AudioStreamInfo) -> str:
 
 
 def audio_stream(video: VideoFile) -> AudioStream | None:
-    """Return the file's default audio stream (FFmpeg's choice of the best one), or None if it has none.
+    """Return the file's default audio stream (FFmpeg's choice of the best stream), or None without audio.
 
-    It is set up for decoding. Raises ProbeError if its codec or its order of channels is not allowed.
+    The stream is set up for decoding. Raises ProbeError if its codec or its channel order is not allowed.
     """
     if not video.has_audio:
         return None
@@ -106,7 +106,7 @@ def audio_stream(video: VideoFile) -> AudioStream | None:
 
 
 def info_of(stream: AudioStream) -> AudioStreamInfo:
-    """Return the description of a stream that `audio_stream` returned. Raises ProbeError if it is impossible."""
+    """Return the description of a stream that `audio_stream` returned. Raises ProbeError if a value is impossible."""
     context = stream.codec_context
     layout = context.layout
     try:
@@ -126,7 +126,10 @@ def info_of(stream: AudioStream) -> AudioStreamInfo:
 
 
 def stream_decoder(stream: AudioStream) -> AudioCodecContext:
-    """Return a new decoder for a stream, if possible the same one that its packets get without the container."""
+    """Return a decoder for a stream.
+
+    For an indexed codec, the decoder is the same as that for packets without a container.
+    """
     if stream.codec_context.codec.canonical_name not in INDEXED_CODECS:
         return stream.codec_context
     try:

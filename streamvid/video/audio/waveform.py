@@ -26,11 +26,11 @@ class Waveform:
 def read_waveform(
     source: Source, num_parts: int, duration_seconds: float, limits: Limits = STORED_LIMITS
 ) -> Waveform | None:
-    """Return the waveform of a file's default audio stream, starting at its zero (see `own_zero`), or None without
-    audio.
+    """Return the waveform of a file's default audio stream from `own_zero` on, or None if the file has no audio.
 
-    duration_seconds: duration of the video, or of the audio if there is no video. The parts divide this duration.
-    Raises ProbeError if the file cannot be read, or its audio is not allowed or does not decode.
+    duration_seconds: duration of the video, or of the audio if there is no video. It is divided into `num_parts` equal
+        parts.
+    Raises ProbeError if the file cannot be read, or if the audio is not allowed or does not decode.
     """
     with open_audio(source, limits) as video:
         if not video.has_audio or duration_seconds <= 0:

@@ -15,7 +15,7 @@ class Bits:
         self._data, self._at = bytes(data[:max_bytes]) + b"\xff" * _HEAD_BYTES, 0
 
     def take(self, *sizes: int) -> list[int]:
-        """Read and return unsigned numbers with these widths in bits."""
+        """Read consecutive unsigned numbers, and return them. sizes: width of each number in bits."""
         found = []
         for size in sizes:
             end = self._at + size

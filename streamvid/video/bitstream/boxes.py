@@ -17,7 +17,7 @@ Box: TypeAlias = tuple[bytes, int, int]
 
 
 def find_box(read_at: ReadAt, start: int, end: int, *path: bytes) -> Box | None:
-    """Return the first box at a path of types, from the outermost to the wanted box; None if there is none."""
+    """Return the first box at `path`, a list of box types, outermost first; None if there is none."""
     for kind, inner, inner_end in boxes(read_at, start, end):
         if kind == path[0]:
             return (kind, inner, inner_end) if len(path) == 1 else find_box(read_at, inner, inner_end, *path[1:])

@@ -26,7 +26,9 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
 
     header: the decoder's extradata.
     is_first: True for the first packet of the stream.
-    The flag is trusted for codecs that this module does not parse: AV1, and codecs without inter-picture references.
+
+    The container's flag is trusted for codecs that this module does not parse: AV1, and codecs in which pictures do not
+    refer to each other.
     """
     if codec in _UNDECLARED:
         return is_first

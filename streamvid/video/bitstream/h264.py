@@ -29,7 +29,7 @@ class Field:
     is_idr: bool
 
     def is_second_of(self, first: Field) -> bool:
-        """Return whether this field and the previous field `first` form one frame (3.30 and 3.31)."""
+        """Return whether this field and the previous field, `first`, form one frame (ITU-T H.264, 3.30 and 3.31)."""
         return (
             self.frame_num == first.frame_num
             and self.is_bottom != first.is_bottom
@@ -51,7 +51,7 @@ class FieldReader:
             self._learn(units(memoryview(header), b""))
 
     def read(self, packet: memoryview) -> Field | None:
-        """Return the header of the packet's first slice, or None if the packet contains a frame or no slice."""
+        """Return the header of the packet's first slice, or None if the packet contains a whole frame or no slice."""
         for unit in units(packet, self._header):
             kind = unit[0] & 0b11111 if len(unit) else 0
             if kind in (_SEQUENCE, _PICTURE):
@@ -224,7 +224,7 @@ def _units_of_avcc(header: bytes) -> Iterator[memoryview]:
 
 
 def _message(messages: memoryview, wanted: int) -> bytes | None:
-    """Return the first message of kind `wanted` in the payload of an SEI unit (7.3.2.3.1), or None."""
+    """Return the first message of type `wanted` in the payload of an SEI unit (7.3.2.3.1), or None if there is none."""
     at = 0
     while at + 2 < len(messages):
         kind = size = 0

@@ -41,7 +41,7 @@ class PictureColor:
 
 
 class FrameConverter:
-    """Converter from frames in the format of `frame` to pictures, according to a Transform. Alpha is dropped.
+    """Converter that turns frames in the format of `frame` into pictures as a Transform specifies. Alpha is dropped.
 
     color: color of yuv420p pictures, which keep the source's matrix and range.
     """
@@ -119,7 +119,7 @@ class FrameConverter:
             np.copyto(memory.reshape(height, width, 3), self._pixels(planes[0], 3))
 
     def _pixels(self, plane: VideoPlane, depth: int, step: int = 1) -> NDArray[np.uint8]:
-        """Return a plane as an upright array (h, w), or (h, w, depth) if a pixel has more than one byte."""
+        """Return a plane as an upright array: (h, w), or (h, w, depth) if each pixel has several bytes."""
         height, width = self._transform.scale_height // step, self._transform.scale_width // step
         is_flat = depth == 1
         shape = (height, width) if is_flat else (height, width, depth)

@@ -71,10 +71,11 @@ def decode_pictures(
     choose: Choose | None = None,
     crop: Crop | None = None,
 ) -> PictureColor:
-    """Decode like `decode_into`, in any picture format, into `out` (T, picture.num_bytes). Return the pictures' color.
+    """Decode like `decode_into`, but in any picture format. Return the color of the pictures.
 
-    choose: function that selects frames from the packet table, in place of `start` and `stride`. It returns len(out)
-        ascending frame numbers, which may repeat.
+    out: array (T, picture.num_bytes), uint8. Each row receives one picture.
+    choose: function that selects frames from the packet table; `start` and `stride` are then ignored. It returns
+        len(out) ascending frame numbers, which may repeat.
     crop: part of each frame to keep; None for the largest centered one.
     """
     try:
@@ -132,9 +133,9 @@ def _decode_window(
 def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[[tuple[int, int]], _Result]) -> _Result:
     """Call `decode` with the (timestamp, ordinal) of the key packet at which to start, and return its result.
 
-    If `decode` raises an error, try the previous key packet, because the first may not be a true entry point. If that
-    attempt fails too, raise the first error. Raises DecodeError if `numbers` includes a frame beyond the end of the
-    video.
+    If `decode` raises an error, the previous key packet is tried, because the first may not be a true entry point. If
+    the second attempt fails too, the first error is raised. Raises DecodeError if `numbers` includes a frame beyond the
+    end of the video.
     """
     if numbers[-1] >= len(table.timestamps):
         raise DecodeError(
@@ -154,9 +155,10 @@ def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[
 
 
 def decode_from(video: VideoFile, table: PacketTable, key: tuple[int, int], numbers: Sequence[int], take: Take) -> None:
-    """Decode the frames `numbers` from a key packet; call `take` with each frame and its first index in `numbers`.
+    """Decode the frames `numbers`, starting at a key packet. Call `take(frame, first index in numbers)` for each.
 
-    Raises DecodeError if a frame does not decode or a packet changed, and ProbeError if the file cannot be read.
+    Raises DecodeError if a frame does not decode or the file no longer matches `table`, and ProbeError if the file
+    cannot be read.
     """
     packets = packets_from(video, table, key[1])
     decoder = video.decoder

@@ -52,7 +52,7 @@ class MaskReader:
             self._chain = FilterChain(frame, filters, matrix=matrix, color_range=color_range)
 
     def values(self, frame: VideoFrame) -> NDArray[np.uint8]:
-        """Return the upright values (H, W) of a frame. Raises DecodeError if its size or pixel format changed."""
+        """Return the upright values (H, W) of a frame. Raises DecodeError if the frame size or pixel format changed."""
         self._format.check(frame)
         if self._chain is not None:
             frame = self._chain.run(frame)
@@ -65,7 +65,10 @@ class MaskReader:
 
 
 def _nearest(first: int, size: int, num_values: int) -> NDArray[np.intp]:
-    """Split the `size` pixels from `first` into `num_values` equal parts; return the pixel nearest each center."""
+    """Split `size` pixels, starting at `first`, into `num_values` equal parts.
+
+    Return the pixel nearest each part's center.
+    """
     return first + (2 * np.arange(num_values) + 1) * size // (2 * num_values)
 
 

@@ -55,11 +55,13 @@ class StoredDecoder:
     ) -> PictureColor:
         """Decode a PacketWindow's frames, one per row of `out` (T, picture.num_bytes). Return the pictures' color.
 
-        A row without a packet repeats the previous frame.
-        packets, key_time: fields of the window.
-        data: the bytes of its range.
+        A row to which no packet is assigned repeats the previous frame.
+
+        packets, key_time: fields of the PacketWindow.
+        data: bytes of the clip in the byte range of the PacketWindow.
         numbers: frame numbers in the clip, for messages.
         crop: part of each frame to keep; None for the largest centered one.
+
         Raises DecodeError if a frame does not decode.
         """
         decoder = self._open.pop((info, num_threads), None)

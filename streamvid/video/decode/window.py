@@ -49,7 +49,7 @@ def decode_window(
     """Decode packets until all wanted frames are found, and call `take` with each.
 
     packets: pairs of a packet and a bool, which is True if the picture is wanted.
-    wanted: timestamp → slot.
+    wanted: output slot of each wanted frame by timestamp.
     key_time: timestamp of the key frame at which decoding starts.
     numbers: frame number of each slot in the clip, for messages; None if unknown.
     Raises DecodeError if a wanted frame does not decode or is damaged.
@@ -74,7 +74,7 @@ def decode_window(
 
 
 def repeat_frames(out: NDArray[np.uint8], slots: Sequence[int]) -> None:
-    """Fill each slot of `out` that is not in `slots` (ascending from 0) with the frame of the preceding slot."""
+    """Copy the preceding frame into each slot of `out` that is not in `slots`, which are ascending from 0."""
     for slot, following in pairwise([*slots, len(out)]):
         out[slot + 1 : following] = out[slot]
 

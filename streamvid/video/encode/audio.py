@@ -39,7 +39,7 @@ _FULL_SCALE = 1 << 15
 
 
 class AudioWindow:
-    """Samples of a source, starting at `first_time`, for the audio track of a clip.
+    """Audio samples of a source, starting at `first_time`, for the audio track of a clip.
 
     first_time: presentation time of the clip's first frame, in seconds.
     seconds: duration of the clip.
@@ -70,9 +70,9 @@ class AudioWindow:
         return any(is_present for _, is_present in self.blocks())
 
     def blocks(self) -> Iterator[tuple[Samples, bool]]:
-        """Yield the samples in blocks, and whether the source has audio at any time of each block.
+        """Yield (samples, has_audio) for each block. has_audio: True if the source has audio at any time of the block.
 
-        Raises ProbeError of kind "audio" if they do not decode.
+        Raises ProbeError of kind "audio" if the audio does not decode.
         """
         if self._only is None:
             found = self.blocks_of(self._source, self._first_sample)
@@ -83,7 +83,7 @@ class AudioWindow:
         yield self._only
 
     def blocks_of(self, source: Source, first_sample: int) -> Iterator[tuple[Samples, bool]]:
-        """Yield the same number of samples of another source, in blocks of the same sizes."""
+        """Yield the audio of another source from `first_sample` on, in blocks of the same sizes as `blocks`."""
         try:
             for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
                 yield samples, found.is_present
@@ -94,7 +94,7 @@ class AudioWindow:
 def find_window(
     source: Source, video: VideoFile, first_time: Fraction, timeline: Timeline, codec: MadeAudioCodec | None
 ) -> AudioWindow | None:
-    """Return the audio of a part of a video, or None if it has none or `codec` is None. See AudioWindow.
+    """Return the audio of a part of a video, or None if the video has no audio or `codec` is None.
 
     Audio in a codec that is not allowed is ignored. Raises ProbeError if the audio does not decode.
 
@@ -115,17 +115,18 @@ def find_window(
 
 
 def track_format(stream: AudioStream, codec: MadeAudioCodec) -> AudioFormat:
-    """Return the format of a track with the audio of a stream. Lossy tracks have at most two channels."""
+    """Return the format of a track that stores a stream's audio. Lossy tracks have at most two channels."""
     profile, decoder = AUDIO_PROFILES[codec], stream.codec_context
     num_channels = next((count for count in LAYOUTS if count >= decoder.layout.nb_channels), max(LAYOUTS))
     return AudioFormat(profile.sample_rate(decoder.sample_rate), min(num_channels, profile.max_channels))
 
 
 def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
-    """Return FFmpeg's options for the MP4 file of a clip. bitexact omits dates and versions.
+    """Return FFmpeg's options for the MP4 file of a clip. The flag bitexact omits dates and versions.
 
     The pictures begin at time 0 and are not reordered. Only the packets of an audio track may begin before time 0,
-    because lossy decoders need some to start; an edit list hides their samples, and ends exactly where the clip ends.
+    because lossy decoders need some packets to start. An edit list hides the samples of these packets, and ends exactly
+    where the clip ends.
     """
     if sound is None:
         return {"fflags": "+bitexact", "use_editlist": "0"}
@@ -134,7 +135,7 @@ def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
 
 
 class AudioTrack:
-    """Track of an MP4 or QuickTime file that contains the samples of a window. Its bytes depend only on the samples."""
+    """Audio track of an MP4 or QuickTime file. The bytes of the track depend only on the samples of the window."""
 
     def __init__(self, container: OutputContainer, window: AudioWindow, codec: MadeAudioCodec | None = None) -> None:
         from av.codec.context import Flags
@@ -159,7 +160,7 @@ class AudioTrack:
         encoder.flags |= Flags.bitexact
 
     def write_until(self, seconds: Fraction | None) -> None:
-        """Write the packets that begin before a time of the clip, or all packets if it is None."""
+        """Write the packets that begin before the time `seconds` of the clip, or all packets if `seconds` is None."""
         end = None if seconds is None else seconds * self._window.format.sample_rate
         while not self._is_ended and (end is None or not self._packets or cast("int", self._packets[-1].pts) < end):
             self._encode_frame()
@@ -196,12 +197,12 @@ class AudioTrack:
 
 
 def as_integers(samples: Samples) -> NDArray[np.int16]:
-    """Return samples as 16-bit integers: rounded, and limited to their range."""
+    """Return samples as 16-bit integers, rounded and clipped to the 16-bit range."""
     return np.clip(np.rint(samples * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE - 1).astype(np.int16)
 
 
 def check_track(data: bytes, window: AudioWindow) -> None:
-    """Raise DecodeError unless the audio of the file `data` is that of the window, at the same position.
+    """Raise DecodeError unless the file `data` contains the window's audio at the expected position.
 
     A lossless track must have identical samples. A lossy track must correlate with the window, most strongly at zero
     shift.
@@ -226,7 +227,9 @@ _CUTOFF_HZ = 6000
 
 
 def is_alike(found: Samples, wanted: Samples, sample_rate: int) -> bool:
-    """Return True if two blocks are alike and not shifted, judged by the loudest second below about 6 kHz."""
+    """Return True if two blocks are similar and not shifted in time.
+
+    Only the loudest second is compared, at frequencies below about 6 kHz."""
     width = max(1, sample_rate // _CUTOFF_HZ)
     channel = int(np.square(wanted).sum(axis=1).argmax())
     before, after = (_smoothed(samples[channel], width) for samples in (wanted, found))
@@ -248,7 +251,7 @@ def _smoothed(values: NDArray[np.float32], width: int) -> NDArray[np.float64]:
 
 
 def _loudest(values: NDArray[np.float64], size: int) -> int:
-    """Return the index at which the `size` values with the largest energy begin, in steps of `size`."""
+    """Return the start of the `size` consecutive values with the largest energy, as a multiple of `size`."""
     starts = range(0, max(1, len(values) - size // 2), size)
     return max(starts, key=lambda start: float(np.square(values[start : start + size]).sum()))
 

@@ -14,12 +14,12 @@ DEFAULT_AUDIO_CODEC: AudioCodec = "aac"
 
 @dataclass(frozen=True, slots=True)
 class AudioProfile:
-    """FFmpeg's names for a codec and its encoder, and the audio that it can encode.
+    """FFmpeg's names for a codec and its encoder, and the audio that the encoder accepts.
 
-    sample_format: FFmpeg's name of the encoder's input.
+    sample_format: FFmpeg's name for the encoder's sample format.
     bits_per_second: bit rate per channel; None for a lossless codec.
-    max_channels: maximum number of channels; sources with more are mixed down to it.
-    sample_rates: allowed sample rates in descending order; () for all up to 192 kHz.
+    max_channels: maximum number of channels; sources with more channels are mixed down.
+    sample_rates: allowed sample rates in Hz, in descending order; () for all up to 192 kHz.
     options: (name, value) pairs for the encoder.
     """
 
@@ -32,7 +32,7 @@ class AudioProfile:
     options: tuple[tuple[str, str], ...] = ()
 
     def sample_rate(self, of_source: int) -> int:
-        """Return the sample rate of a track: that of its source if the codec allows it, otherwise 48 kHz."""
+        """Return the sample rate of a track in Hz: the source's rate if the codec allows it, otherwise 48000."""
         is_allowed = of_source in self.sample_rates if self.sample_rates else 8000 <= of_source <= 192_000
         return of_source if is_allowed else 48_000
 

@@ -34,11 +34,14 @@ _DISORDER_SECONDS = 5
 def read_blocks(
     source: Source, first_sample: int, sizes: list[int], audio: AudioFormat, limits: Limits
 ) -> Iterator[tuple[Float32s, AudioResult]]:
-    """Yield consecutive windows of a file's audio: samples (channels, size) for each of `sizes`, and their facts.
+    """Yield (samples, AudioResult) for each of several consecutive windows of a file's audio.
+
+    sizes: number of samples in each window. The samples have the shape (channels, size).
 
     first_sample: first sample of the first window, as for `decode_audio_file`. The position of an open file does not
-        change. The samples depend only on the file and the arguments. Decoding starts near the first window if the
-        container stores exact times of packets without gaps, and otherwise at the start of the file.
+        change. The samples depend only on the file and the arguments. Decoding starts near the first window if there
+        are no gaps between packets and the container stores exact times;
+    otherwise, decoding starts at the beginning of the file.
     Raises DecodeError if the audio does not decode or is not allowed.
     """
     try:
@@ -77,7 +80,7 @@ def _read(
 
 
 def _pieces(video: VideoFile, stream: AudioStream, seconds: Fraction) -> Iterator[Piece]:
-    """Decode the stream, starting at a point before `seconds`."""
+    """Decode the stream, starting at or before `seconds`, and yield its pieces."""
     time_base, start, decoder = stream.time_base, seconds - _PREROLL_SECONDS, stream.codec_context
     is_exact = video.container_name == "mov" and time_base == Fraction(1, decoder.sample_rate or 1)
     is_exact = is_exact and can_start_anywhere(decoder.codec.canonical_name, decoder.extradata or b"")
@@ -93,12 +96,12 @@ def _is_regular(stream: AudioStream) -> bool:
 
 
 def _beside(source: Source) -> Source:
-    """Return a source with its own position, because a video may be read from an open file at the same time."""
+    """Return a source with its own read position, because the video may be read from the same file concurrently."""
     return source if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) else _Beside(source)
 
 
 class _Beside(RangeFile):
-    """Second reader of an open file."""
+    """Second reader of an open file, with its own position."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         before = file.tell()

@@ -54,7 +54,10 @@ class QualityMeter:
         self._pending[number] = _rows(picture, 0).copy()
 
     def take(self, number: int, packet: bytes) -> None:
-        """Measure the packet of frame `number`. Raises DecodeError if it decodes to a different or damaged frame."""
+        """Measure the packet of frame `number`.
+
+        Raises DecodeError if the packet decodes to another or a damaged frame.
+        """
         import av
 
         data = cast("Packet[VideoStream]", av.Packet(packet))
@@ -89,7 +92,7 @@ class QualityMeter:
 def check_clip(
     data: bytes, encoding: Encoding, timeline: Timeline, tags: ColorTags, checksums: list[int], limits: Limits
 ) -> None:
-    """Raise DecodeError unless the file `data` contains exactly these pictures, times, key frames and colors."""
+    """Raise DecodeError unless the file `data` contains exactly the expected pictures, times, key frames and colors."""
     try:
         with open_video(data, limits) as video:
             table = read_packets(video)
@@ -105,7 +108,7 @@ def check_clip(
 
 
 def picture_checksum(frame: VideoFrame) -> int:
-    """Return the CRC-32 of a picture's planes, without the padding of their rows."""
+    """Return the CRC-32 of a picture's planes, excluding the padding of rows."""
     checksum = 0
     for number in range(len(frame.planes)):
         checksum = zlib.crc32(_rows(frame, number).tobytes(), checksum)

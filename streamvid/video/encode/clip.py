@@ -42,7 +42,7 @@ _RATE = 25
 
 
 class _Size(NamedTuple):
-    """Size of the pictures of a clip, and the pixels to cut off a displayed frame of its source."""
+    """Size of a clip's pictures, and the margins to crop from each displayed frame of the source."""
 
     height: int
     width: int
@@ -160,7 +160,7 @@ def _encode_from(
     limits: Limits,
     key: tuple[int, int],
 ) -> tuple[bytes, float]:
-    """Decode the source, starting at a key packet; return the encoded clip and its PSNR in decibels."""
+    """Encode the source, decoding from a key packet on. Return (bytes of the clip, PSNR of luma in decibels)."""
     numbers, written = timeline.numbers, 0
     made: list[tuple[Cover, ClipWriter]] = []
 
@@ -197,7 +197,7 @@ def _encode_from(
 
 
 class ClipWriter:
-    """Encoder and in-memory MP4 file. Its bytes depend only on the arguments, the pictures and the audio."""
+    """Encoder that writes an MP4 file in memory. The file depends only on the arguments, the pictures and the audio."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class ClipWriter:
 def _encode_image(
     video: VideoFile, table: PacketTable, size: _Size, encoding: Encoding, is_mask: bool, limits: Limits
 ) -> tuple[bytes, str, str, float]:
-    """Encode a still image: a lossless PNG if the codec is ffv1, else a JPEG with quantizer 2 (BT.601, full range).
+    """Encode a still image: a lossless PNG for the codec ffv1, otherwise a JPEG with quantizer 2 (BT.601, full range).
 
     Return (contents, file extension, FFmpeg's name of the codec, PSNR of luma in decibels).
     """
@@ -314,7 +314,7 @@ def _encode_image(
 
 
 def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None:
-    """Raise DecodeError unless `data` is a single image with this codec and this checksum of its picture."""
+    """Raise DecodeError unless `data` is a single image with the given codec and picture checksum."""
     try:
         with open_video(data, limits) as video:
             is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1

@@ -64,7 +64,7 @@ class ColorTags:
 
 
 class Cover:
-    """Converter from frames in the format of `frame` to pictures of (height, width), cropped by `Transform.cover`.
+    """Converter that turns frames in the format of `frame` into pictures of (height, width), as `Transform.cover` does.
 
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited-range BT.709); "yuvj420p" and

@@ -50,7 +50,7 @@ _DURATIONS = (
 class Cutter:
     """Cutter of windows from an opened video, whose packet table is read only once.
 
-    source: the file that was opened. has_audio: False to omit its audio.
+    source: the opened file. has_audio: False to omit the audio.
     Raises ProbeError if the video is not supported; see `probe`.
     """
 
@@ -128,7 +128,11 @@ class Cutter:
             return writer.finish(line.ticks[-1] + line.last_ticks)
 
     def _probe(self, data: bytes, line: Timeline, verify: bool) -> VideoInfo:
-        """Probe a file. Raises ProbeError unless the file shows the frames of `line` exactly as the original does."""
+        """Return the VideoInfo of the cut file `data`.
+
+        Raises ProbeError unless the file shows the frames of the timeline `line` at their times, in the format of the
+        source.
+        """
         info = probe(data, self._video.limits)
         ticks_per_tick = line.time_base / info.time_base
         times = tuple(time - info.timestamps[0] for time in info.timestamps)
@@ -144,7 +148,7 @@ class Cutter:
 
 
 def _schedule(times: Sequence[int], last_ticks: int) -> list[tuple[int, int, int]]:
-    """Return (presentation time, decode time, duration) of packets in decode order.
+    """Return (presentation time, decode time, duration) of each packet, in decode order.
 
     Decode times are the sorted presentation times, shifted so that no picture is shown before it is decoded.
     """
@@ -193,7 +197,7 @@ class _Writer:
     def write(
         self, packet: Packet[VideoStream], time: int, decode_time: int, duration: int, *, is_key: bool, core: int
     ) -> None:
-        """Append a packet. core: version of x264 that decoders must know; 0 if there is none."""
+        """Append a packet. core: version of x264 that decoders must know; 0 if not needed."""
         if core and not h264.x264_core(memoryview(packet), self._header):
             content = h264.x264_message(core, self._header) + bytes(packet)
             packet = cast("Packet[VideoStream]", type(packet)(len(content)))
@@ -208,7 +212,10 @@ class _Writer:
         self._container.close()
 
     def finish(self, ticks: int) -> bytes:
-        """Return the file. Its edit list ends after `ticks`; the muxer alone would hide only frames before time 0."""
+        """Return the contents of the file.
+
+        The edit list of the file ends after `ticks`, so that later frames are hidden.
+        """
         if self._track is not None:
             self._track.write_until(None)
         self.close()

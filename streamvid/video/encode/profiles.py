@@ -87,7 +87,7 @@ class Encoding:
         return PROFILES[self.codec]
 
     def smaller(self, times: float) -> Encoding | None:
-        """Return an encoding of lower quality for about 1/`times` of the bytes, or None if it cannot be lowered."""
+        """Return an encoding with lower quality and about 1/`times` of the bytes; None if quality is already lowest."""
         highest = self.profile.crf_range[1]
         if self.crf is None or self.crf >= highest:
             return None

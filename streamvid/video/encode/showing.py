@@ -25,7 +25,9 @@ def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
 
 
 def strip(video: npt.NDArray[np.uint8], num_frames: int, width: int) -> tuple[bytes, int]:
-    """Return a JPEG of evenly spaced frames of a uint8 video (T, H, W, 3), side by side, and the number of frames.
+    """Return a JPEG that shows frames of a uint8 video (T, H, W, 3) side by side, and how many frames it shows.
+
+    The frames are evenly spaced.
 
     width: width of each frame in pixels.
     """
@@ -42,7 +44,7 @@ def png(picture: npt.NDArray[np.uint8]) -> bytes:
 def jpeg(picture: npt.NDArray[np.uint8], max_width: int | None = None) -> bytes:
     """Return a JPEG of a uint8 picture: RGB (H, W, 3) or gray (H, W, 1).
 
-    max_width: width to which wider pictures are scaled down, in pixels.
+    max_width: maximum width in pixels. Wider pictures are scaled down.
     """
     pixels, (width, height) = "yuvj420p", _size(picture, min(max_width or picture.shape[1], picture.shape[1]))
     frame = _frame(picture).reformat(width, height, pixels, dst_colorspace="ITU601", dst_color_range="JPEG")
@@ -50,7 +52,7 @@ def jpeg(picture: npt.NDArray[np.uint8], max_width: int | None = None) -> bytes:
 
 
 def _size(picture: npt.NDArray[np.uint8], width: int) -> tuple[int, int]:
-    """Return (width, height) of a picture that is scaled to a width."""
+    """Return the (width, height) of a picture after it is scaled to the given width."""
     return width, max(1, round(picture.shape[0] * width / picture.shape[1]))
 
 

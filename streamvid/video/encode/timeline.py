@@ -15,7 +15,7 @@ class Timeline:
 
     numbers: source frame number of each frame, ascending. Frames repeat if the requested rate is above the source's.
     ticks: time of each frame in units of `time_base`, ascending from 0.
-    last_ticks: duration of the last frame in these units.
+    last_ticks: duration of the last frame, in the same units.
     """
 
     numbers: tuple[int, ...]
@@ -32,7 +32,7 @@ class Timeline:
     def fps(self) -> float:
         """Average frame rate, as in VideoInfo: (frames - 1) divided by the time from the first frame to the last.
 
-        For a single frame, it is the inverse of the frame's duration.
+        For a single frame, the rate is the inverse of the frame's duration.
         """
         span = self.ticks[-1] * self.time_base
         return float((len(self.ticks) - 1) / span) if span else float(1 / (self.last_ticks * self.time_base))
@@ -58,7 +58,7 @@ def make_timeline(
     last_duration: duration of the source's last frame in ticks. If it is 0 (unknown), the duration of the preceding
         frame is used, or that of a frame at `usual_rate` (25 if unknown).
     fps: None keeps each frame and its time. A rate selects the frame nearest to each of the times 0, 1/fps, 2/fps, …;
-        on a tie, the earlier one.
+        if two frames are equally near, the earlier one.
     Raises ConfigError for invalid arguments, and DecodeError if the source has fewer frames.
     """
     if start < 0 or (num_frames is not None and num_frames < 1):
@@ -76,12 +76,12 @@ def make_timeline(
 
 
 def num_frames_at(seconds: Fraction, fps: Fraction) -> int:
-    """Return the number of frames at `fps` in a source of this duration, rounded and at least 1."""
+    """Return the number of frames at the rate `fps` in a source that lasts `seconds`, rounded and at least 1."""
     return max(1, int(seconds * fps + Fraction(1, 2)))
 
 
 def exact_rate(fps: float | Fraction) -> Fraction:
-    """Return a frame rate as a fraction. Raises ConfigError unless it is above 0 and at most 1000."""
+    """Return a frame rate as a fraction. Raises ConfigError unless the rate is above 0 and at most 1000."""
     try:
         rate = Fraction(fps).limit_denominator(1001)
     except (TypeError, ValueError, OverflowError):

@@ -25,11 +25,11 @@ _BLOCKS_PER_SECOND = 10
 class AudioFacts:
     """Facts about the default audio stream of a file.
 
-    - codec: FFmpeg's name.
-    - sample_rate, num_channels: of the first decoded samples.
+    - codec: FFmpeg's name for the codec.
+    - sample_rate, num_channels: sample rate in Hz and number of channels of the first decoded samples.
     - start_seconds: start of the audio minus start of the video; 0.0 for a file with only audio.
     - end_seconds: end of the audio minus end of the video; 0.0 for a file with only audio.
-    - duration_seconds: from the first to the end of the last sample, including gaps.
+    - duration_seconds: time from the start of the first sample to the end of the last, including gaps.
     - gap_seconds: sum of the gaps between samples.
     - silence_share: share of the 0.1 s intervals of the duration in which no sample exceeds -60 dBFS.
     - clipping_share: share of the samples that are at full scale, in runs of at least 3.
@@ -50,9 +50,9 @@ class AudioFacts:
 
 
 def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | None:
-    """Decode a file's audio once and return its facts, or None if it has no audio.
+    """Decode a file's audio once, and return facts about the audio, or None if there is none.
 
-    Raises ProbeError if the file cannot be read, or its audio does not decode or is not allowed.
+    Raises ProbeError if the file cannot be read, or if the audio does not decode or is not allowed.
     """
     with open_audio(source, limits) as video:
         if not video.has_audio:
@@ -69,9 +69,10 @@ def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | No
 
 
 def index_with_facts(data: bytes, limits: Limits = LIMITS) -> tuple[AudioIndex | None, AudioFacts | None]:
-    """Index a clip's audio (see `index_audio`) and measure its facts, decoding it only once.
+    """Return (index of a clip's audio, facts about the audio). The audio is decoded only once.
 
-    For a clip without audio, both results are None. Raises the same errors as `index_audio`.
+    Both are None for a clip without audio. The index can also be None for other reasons; see `index_audio`. Raises the
+    same errors as `index_audio`.
     """
     with open_audio(data, limits) as video:
         stream = audio_stream(video)
@@ -86,7 +87,7 @@ def _pictures(video: VideoFile) -> PacketTable | None:
 
 
 class FactsMeasure:
-    """Measurement of the facts of one stream from its pieces. codec: FFmpeg's name of the codec."""
+    """Meter that computes the AudioFacts of one stream from its pieces. codec: FFmpeg's name for the codec."""
 
     def __init__(self, codec: str) -> None:
         self._codec = codec
@@ -118,7 +119,7 @@ class FactsMeasure:
         self._loud.update(np.unique(places * _BLOCKS_PER_SECOND // rate).tolist())
 
     def finish(self, table: PacketTable | None) -> AudioFacts | None:
-        """Return the facts, or None if there were no samples. table: packets of the video; None if there is none."""
+        """Return the facts, or None if there were no samples. table: packet table of the video, if any."""
         if self._format is None or self._meter is None:
             return None
         rate, _, channels = self._format

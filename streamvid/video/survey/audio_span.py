@@ -13,11 +13,12 @@ from streamvid.video.limits import LIMITS, Limits
 
 @dataclass(frozen=True, slots=True)
 class AudioSpan:
-    """Default audio stream of a file, and the time that it covers.
+    """Time that the default audio stream of a file covers, and the stream's format.
 
-    - codec: FFmpeg's name for the codec. sample_rate, num_channels: as the container declares them.
-    - begin_seconds, end_seconds: presentation times of the first sample and of the end of the last, on the timeline of
-      the video's frames. Priming and padding count unless the container's packets mark them.
+    - codec: FFmpeg's name for the codec.
+    - sample_rate, num_channels: sample rate in Hz and number of channels, as the container declares them.
+    - begin_seconds, end_seconds: presentation times of the start of the first sample and of the end of the last sample,
+      on the timeline of the video's frames. Priming and padding count unless the container's packets mark them.
     """
 
     codec: str
@@ -28,7 +29,7 @@ class AudioSpan:
 
 
 def read_audio_span(source: Source, limits: Limits = LIMITS) -> AudioSpan | None:
-    """Return the time that the audio of a file covers, or None if it has no audio.
+    """Return the time that the audio of a file covers, or None if the file has no audio.
 
     For a remote MP4, only the index is read. Raises ProbeError if the packets cannot be read or the codec is not
     allowed.

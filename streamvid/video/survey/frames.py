@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 class FrameView:
-    """Decoded frame as an observer sees it. The view is valid only until `see` returns. number: frame number."""
+    """Decoded frame, as it is passed to an observer. Valid only until `see` returns. number: frame number."""
 
     def __init__(self, number: int, frame: VideoFrame, pictures: _Pictures) -> None:
         self.number = number
@@ -47,7 +47,7 @@ class FrameView:
     def picture(self, longer_side: int) -> Picture:
         """Return the frame scaled down so that its longer side has `longer_side` pixels.
 
-        It is enlarged only if a side would have fewer than MIN_SIDE pixels.
+        The frame is enlarged only if a side would otherwise have fewer than MIN_SIDE pixels.
         """
         return self._pictures.picture(self._frame, longer_side)
 
@@ -71,7 +71,7 @@ def survey(
     """Decode a video or an image once, show the chosen frames to an observer, and return the observer.
 
     source: as for `decode_into`.
-    choose: function that returns distinct frame numbers in ascending order, at least one.
+    choose: function that returns at least one frame number. The numbers are distinct and ascending.
     begin: function that creates the observer. It is called again if decoding must restart from an earlier key frame.
 
     Raises ProbeError if the file is not supported (see `probe`), and DecodeError if a frame does not decode.
