@@ -55,13 +55,8 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 
 @contextmanager
-<<<<<<< HEAD
 def naming(where: str, remedy: str = "copy the file again, or rebuild the dataset") -> Iterator[None]:
-    """Convert errors raised while parsing a manifest to DatasetErrors with `where`, the file's name, and `remedy`."""
-=======
-def naming(where: str, remedy: str = "copy it again, or rebuild the dataset") -> Iterator[None]:
     """Convert errors raised while parsing the manifest `where` to DatasetErrors that contain `where` and `remedy`."""
->>>>>>> tx5-t
     try:
         yield
     except IntegrityError as error:

@@ -90,16 +90,11 @@ class SidecarManifest:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> SidecarManifest:
-<<<<<<< HEAD
-        """Parse manifest.json. Raises DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
-        with naming(where, "copy the file again, or create the features again with `streamvid encode`"):
-=======
         """Parse manifest.json.
 
         Raises DatasetError if the file is invalid, and IntegrityError if its checksum is wrong.
         """
-        with naming(where, "copy it again, or create the features again with `streamvid encode`"):
->>>>>>> tx5-t
+        with naming(where, "copy the file again, or create the features again with `streamvid encode`"):
             value = unsealed_json(data, FORMAT, FORMAT_VERSION)
             num_visits, null = value["num_visits"], value["null"]
             if type(num_visits) is not int or not 1 <= num_visits <= MAX_VISITS:
