@@ -45,7 +45,7 @@ class Encoder:
     """Module that encodes batches on its device.
 
     dtype: dtype to which floating-point outputs are converted; None for no conversion.
-    seed: number from which, with the first key and the visit of each batch, the module's own random numbers are seeded.
+    seed: number that, together with the first key and the visit of each batch, seeds the module's own random numbers.
         Posterior samples, for example, are thus the same in any process.
     """
 

@@ -199,7 +199,10 @@ def _stretches(first: int, last: int, total: int, locality: int) -> tuple[int, i
 
 
 def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: int) -> Int64Array:
-    """Return the sources, shards, indices and visits (4, rows, samples) of `mine`, after sorting every stretch."""
+    """Return an array (4, rows, samples) with the sources, shards, indices and visits of the samples in `mine`.
+
+    Every stretch is sorted before `mine` is applied.
+    """
     mine, rows = draw.mine, np.arange(len(ordinals))[:, None]
     if locality > 1:
         order = np.empty(ordinals.shape, np.intp)

@@ -71,7 +71,7 @@ class Checkpoints:
         self._has_zero = accelerator.distributed_type.value == "DEEPSPEED"
 
     def identify(self, module: nn.Module) -> None:
-        """Record the names and shapes of trained tensors and the digests of frozen weights, to compare checkpoints."""
+        """Record the names and shapes of trained tensors and the digests of frozen weights for comparison."""
         shapes = {name: list(tensor.shape) for name, tensor in saving.changing(module).items()}
         digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
         self._made_of["digest of the names and shapes of trained tensors"] = digest
