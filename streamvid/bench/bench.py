@@ -72,10 +72,6 @@ def bench(
     """
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    if opened.manifest.clips in ("text", "audio"):
-        raise ConfigError(
-            f"{opened.url} contains {opened.manifest.clips} but no pictures; use a dataset of videos or images"
-        )
     num_cores = usable_cores()
     setup = _set_up(opened, options)
     sizes = setup.selection.batch_sizes
@@ -121,6 +117,10 @@ def _numbers_of_workers(num_cores: int) -> tuple[int, ...]:
 
 def _set_up(dataset: Dataset, options: BenchOptions) -> Setup:
     """Create the parts of a loader that delivers each sample once. Raises the same errors as VideoLoader."""
+    if dataset.manifest.clips in ("text", "audio"):
+        raise ConfigError(
+            f"{dataset.url} contains {dataset.manifest.clips} but no pictures; use a dataset of videos or images"
+        )
     size = options.batch_size
     if size is None and options.max_tokens_per_batch is None:
         size = DEFAULT_BATCH_SIZE
