@@ -132,7 +132,7 @@ _ALL = (
         example="Lightricks/LTX-2",
         options=MappingProxyType(
             {
-                "data.loader.output": {"audio": {"preset": "ltx-2"}},
+                "data.audio": {"preset": "ltx-2"},
                 # Layers between video and audio have no part in a batch of clips without audio.
                 "accelerate.find_unused_parameters": True,
             }

@@ -56,7 +56,7 @@ class DiffusionConfig(Options):
         maximum=1,
         help="Probability of training a sample with a clean first frame, for models that support this.",
     )
-    expert: Expert = option("high", help="Expert to train (Wan 2.2 A14B only).")
+    expert: Expert | None = option(None, help="Expert to train, for models with two experts.", shown_default="high")
     validation_times: tuple[float, ...] = option(
         (0.1, 0.3, 0.5, 0.7, 0.9), help=("Diffusion times at which the held-out loss is computed.")
     )

@@ -67,7 +67,11 @@ class WanTraining(DiffusionTraining):
             raise ConfigError(
                 f"{self.folder.root / INDEX} has transformer_2 but no boundary_ratio; download the model again"
             )
-        return EXPERTS[self.config.expert] if has_two else ("transformer",)
+        if self.config.expert is not None and not has_two:
+            raise ConfigError(
+                f"model.args.expert={self.config.expert}: {self.folder.root} has one expert; omit model.args.expert"
+            )
+        return EXPERTS[self.config.expert or "high"] if has_two else ("transformer",)
 
     def takes_first_frame(self) -> bool:
         """Return True for a model with one timestep per token."""

@@ -15,6 +15,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.cli.main import cli
 from streamvid.errors import ConfigError
 from streamvid.modules.config import LoraConfig
+from streamvid.recipes.families.wan import build
 from streamvid.trainer import train
 from tests.loader.conftest import build_dataset
 from tests.recipes.test_fine_tuning import resolved
@@ -85,3 +86,8 @@ def test_full_weights_of_both_experts_become_one_folder(model: Path, tmp_path: P
 def test_adapters_to_start_from_belong_to_one_expert(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="null, unless base_model names one child"):
         LoraConfig(base_model="transformer,transformer_2", checkpoint=tmp_path / "lora.safetensors")
+
+
+def test_a_model_with_one_expert_refuses_the_option(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.args\.expert=low: .* has one expert; omit model\.args\.expert"):
+        build(model=str(make_model("wan2.1", tmp_path / "model")), expert="low")
