@@ -73,7 +73,10 @@ def test_clips_that_are_trained_on_are_held_out_only_if_asked(
 ) -> None:
     few = changed(config_of(dataset, tmp_path / "run", 1), {"eval.split": "val"})
     assert train(few).eval_loss is None
-    assert "evaluation is disabled, because no dataset has the split 'val'; shard with --val-fraction, or set eval.split" in caplog.text
+    assert (
+        "evaluation is disabled, because no dataset has the split 'val'; shard with --val-fraction, or set eval.split"
+        in caplog.text
+    )
     for wrong in ({"eval.split": "test"}, {"eval.sample_steps": 1}):
         with pytest.raises(ConfigError, match=r"eval.split is '(test|val)', which no dataset has; shard with"):
             train(changed(few, {"output": tmp_path / "other", **wrong}))
