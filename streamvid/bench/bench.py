@@ -73,9 +73,7 @@ def bench(
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if opened.manifest.clips in ("text", "audio"):
-        raise ConfigError(
-            f"{opened.url} contains {opened.manifest.clips} but no pictures; use a dataset of videos or images"
-        )
+        raise ConfigError(f"{opened.url} contains {opened.manifest.clips} but no pictures; use videos or images")
     num_cores = usable_cores()
     setup = _set_up(opened, options)
     sizes = setup.selection.batch_sizes
