@@ -92,8 +92,8 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
                 f"several batch sizes ({', '.join(map(str, sorted(candidates)))})" if candidates else "no batch size"
             )
             raise ConfigError(
-                f"batch_size: bucket_config sets {several} for bucket {bucket.id} ({bucket.size_at_frames}); add the "
-                "bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch_size per bucket"
+                f"batch_size: the configuration sets {several} for bucket {bucket.id} ({bucket.size_at_frames}); add "
+                "the bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch_size per bucket"
             )
         (found[bucket.id],) = candidates
     return found

@@ -236,7 +236,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{bucket_config: {"256q": {33: [1.0, 1]}}}', "resolution='256q' is not a resolution name"),
         ('{bucket_config: {512: {51: [9, [4, 12]]}}}', "probability=9: must be from 0 to 1; if this configuration is for"),
         ('{bucket_config: {512: {51: [null, 6]}}}', "probability=None is valid only for Open-Sora's evaluation"),
-        ('{bucket_config: {512: {51: [1, 1]}}, ratios: {512: {"1:1": 512x512}, 512px: {"1:1": 512x512}}}', "two names"),
+        ('{bucket_config: {512: {51: [1, 1]}}, ratios: {512: {"1:1": 512x512}, 512px: {"1:1": 512x512}}}', "two of these names"),
         ('{bucket_config: {256px: {33: [1.0, 1]}, "256px_ar16:9": {33: [1.0, 2]}}}', "two batch sizes for bucket 256px-33f-16x9, 1 and 2"),
         ('{bucket_config: {256px: {33: [0.5, 1]}}, policy: {frames: longest}}', "cannot be combined with keep probabilities"),
         ('{buckets: [832x480@81], policy: {ratio: real}}', "policy.ratio='real': must be 'nominal' or 'log'"),

@@ -139,7 +139,7 @@ def test_captions_and_several_datasets_are_told_apart(dataset: Path, tmp_path: P
         assert written[sample.caption], (text, sample)
     assert {(one.dataset, one.caption) for one in samples} >= {(0, "text"), (0, "user.place"), (1, "text"), (1, "")}
     assert check(tmp_path, dataset, dataset).is_right
-    with pytest.raises(SourceError, match=r"the run used 2 dataset\(s\), but 1 were given"):
+    with pytest.raises(SourceError, match=r"the number of datasets must be 2, as in the run, but is 1"):
         check(tmp_path, dataset)
 
 

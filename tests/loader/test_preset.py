@@ -169,9 +169,11 @@ def test_batch_sizes_are_those_of_open_soras_form(sealed: Path) -> None:
     assert delivered(sealed, batch_size=bucket_config_from_json(FORM)) == {"96x64-5f": 3, "96x64-9f": 2}
     lacking = FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.5, None]}}}
     for config in (lacking, FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.0, 2]}}}):
-        with pytest.raises(ConfigError, match=r"bucket_config sets no batch size for bucket 96x64-9f \(96x64@9\); add"):
+        with pytest.raises(
+            ConfigError, match=r"the configuration sets no batch size for bucket 96x64-9f \(96x64@9\); add"
+        ):
             open_loader(sealed, batch_size=bucket_config_from_json(config), world=ONE)
-    with pytest.raises(ConfigError, match="sets no size for bucket 96x64-5f"):
+    with pytest.raises(ConfigError, match="sets no batch size for bucket 96x64-5f"):
         open_loader(sealed, batch_size=BucketConfig(buckets=parse_buckets("96x64@5")), world=ONE)
 
 

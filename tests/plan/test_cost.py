@@ -195,12 +195,12 @@ NO_MEASUREMENTS: dict[str, Any] = {
     "True.*seconds must be a number above 0": [(IDS[0], 1, True)],
 }
 NO_BUCKETS: dict[str, Any] = {
-    r"buckets\[0\]='a': expected .*loader\.buckets": ["a"],
-    r"buckets=None: expected .*loader\.buckets": None,
+    r"buckets\[0\]='a': must be .*loader\.buckets": ["a"],
+    r"buckets=None: must be .*loader\.buckets": None,
     "at least one bucket of a dataset$": [],
 }
 BAD: dict[str, Callable[[], Any]] = {
-    r"measured=\{'a': 3\}: expected .*\(bucket id, batch size\)": lambda: CostTable({"a": 1}, measured=NO_PAIRS),
+    r"measured=\{'a': 3\}: must be .*\(bucket id, batch size\)": lambda: CostTable({"a": 1}, measured=NO_PAIRS),
     r"measured=\[\]: must be a mapping": lambda: CostTable({"a": 1}, measured=[]),  # type: ignore[arg-type]
     r"tokens\['a'\]=0": lambda: CostTable({"a": 0}),
     "per_token=-1": lambda: CostTable({"a": 1}, per_token=-1),
