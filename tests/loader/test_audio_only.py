@@ -61,7 +61,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dataset(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sealed") / "ds"
     report = build(source, root)
-    assert [(one.source, one.kind) for one in report.rejections] == [("6.wav", "too-few-frames")]
+    assert [(one.source, one.kind) for one in report.rejections] == [("6.wav", "too-short")]
+    assert report.rejected_by_kind[0].remedy == "add a shorter duration to --buckets to accept shorter audio"
     assert "lasts 0.900 s, but the shortest bucket requires 1 s" in report.rejections[0].reason
     return root
 
@@ -268,6 +269,7 @@ def test_files_with_pictures_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.mkv").rename(tmp_path / "a.mka")
     report = dry_run(tmp_path, tmp_path / "ds", options_of())
     assert [one.kind for one in report.rejections] == ["not-media"]
+    assert "with --clips audio, an audio file" in report.rejected_by_kind[0].remedy
     assert "extract its audio (ffmpeg -i IN -vn" in report.rejections[0].reason
 
 
