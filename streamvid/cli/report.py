@@ -140,9 +140,9 @@ def print_report(report: ShardReport, dest: str) -> None:
             f"in {report.encode_seconds:.1f} s of CPU time"
         )
     if report.damaged_audio.count:
-        remedy = (
-            "a loader with output.audio treats them as bad samples; --audio require or --verify decode rejects them"
-        )
+        is_audio = report.clips == "audio"  # of which --audio require is refused
+        loader, ways = ("loader", "") if is_audio else ("loader with output.audio", "--audio require or ")
+        remedy = f"a {loader} treats them as bad samples; {ways}--verify decode rejects them"
         _note("files whose audio cannot be decoded", report.damaged_audio, remedy)
     if not report.is_sized:
         what = "encoded" if report.clips == "native" else "cut"

@@ -11,7 +11,7 @@ OTHER = "other"
 """Name of the group of rejections without a kind."""
 
 NO_BUCKET = frozenset(
-    ("no-image-bucket", "no-video-bucket", "too-small", "too-few-frames", "too-short-for-its-size")
+    ("no-image-bucket", "no-video-bucket", "too-small", "too-few-frames", "too-short", "too-short-for-its-size")
 ) | {"max-upscale", "max-crop", "probability"}
 """Rejection kinds of clips that no bucket accepts."""
 
@@ -40,7 +40,7 @@ REMEDIES: Mapping[str, str] = {
     "no-audio": "to accept clips without audio, build the dataset without --audio require, which append also applies",
     "audio": "repair the audio (ffmpeg -i IN -c:v copy -c:a aac OUT.mp4), or leave it out: --audio drop",
     "min-fps": "lower or omit --min-fps; if --fps is set, frames of slower videos are repeated",
-    "not-media": "use a video or an image that FFmpeg can read, or remove the row",
+    "not-media": "use a video or an image (with --clips audio, an audio file) that FFmpeg can read, or remove the row",
     "codec": "re-encode the file, for example to H.264 in MP4",
     "damaged": "download or create the file again: it is truncated or cannot be decoded",
     "timestamps": "re-encode the file: its frames have no usable timestamps",
@@ -57,6 +57,7 @@ REMEDIES: Mapping[str, str] = {
     "no-video-bucket": "to accept videos, add counts above 1 to --num-frames, or to buckets in a copy of the preset",
     "too-small": "lower --min-area (default 0.8) to accept smaller sources, or add a smaller size to the buckets",
     "too-few-frames": "add a smaller count to --num-frames or to the buckets, or raise --fps to read more frames",
+    "too-short": "add a shorter duration to --buckets to accept shorter audio",
     "too-short-for-its-size": "add a bucket whose size and frame count are no larger than those of the clip",
     "max-upscale": "raise --max-upscale, or add a smaller size to the buckets",
     "max-crop": "raise --max-crop, or add aspect ratios: --num-ar-buckets N",

@@ -61,7 +61,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dataset(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sealed") / "ds"
     report = build(source, root)
-    assert [(one.source, one.kind) for one in report.rejections] == [("6.wav", "too-few-frames")]
+    assert [(one.source, one.kind) for one in report.rejections] == [("6.wav", "too-short")]
+    assert report.rejected_by_kind[0].remedy == "add a shorter duration to --buckets to accept shorter audio"
     assert "lasts 0.900 s, but the shortest bucket requires 1 s" in report.rejections[0].reason
     return root
 
@@ -91,6 +92,18 @@ def delivered(root: Any, **options: Any) -> Iterator[tuple[str, int, int]]:
             for index, name in enumerate(batch["source"]):
                 found = batch.audio[index].numpy()
                 yield name, place_of(name, found), found.shape[1]
+
+
+def test_each_sample_goes_to_one_of_three_ranks(dataset: Path) -> None:
+    worlds = [streamvid.World(rank, 3) for rank in range(3)]
+    seen = [[name for name, _, _ in delivered(dataset, world=world)] for world in worlds]
+    assert sorted(name for names in seen for name in names) == [name for name in FILES if name != "6.wav"] and all(seen)
+
+
+def test_stored_files_are_delivered_without_decoding(source: Path, dataset: Path) -> None:
+    with open_loader(dataset, columns=["source"], output={"decode": False}, tail="uneven") as loader:
+        found = {batch["source"][0]: bytes(batch.clips[0].data) for batch in loader}
+    assert found == {name: (source / name).read_bytes() for name in FILES if name != "6.wav"}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -227,7 +240,18 @@ def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: 
     ("options", "message"),
     [
         ({"view": {"spatial": "random_crop"}}, "contains audio files, which have no pictures"),
-        ({"view": {"temporal": "uniform"}}, "changes the speed"),
+        (
+            {"view": {"temporal": "uniform"}},
+            "temporal='uniform' changes the speed .*only at their own speed; use [^=]*=",
+        ),
+        ({"view": {"temporal": "uniform"}, "output": {"audio": {"sample_rate": RATE, "stretch": True}}}, "own speed"),
+        ({"view": {"temporal": "uniform"}, "output": {"decode": False}}, "own speed"),
+        ({"view": {"max_interval": 2}, "output": {"audio": {"sample_rate": RATE, "stretch": True}}}, "max_interval=2"),
+        ({"output": {"audio": {"sample_rate": RATE, "fps": 50}}}, "output.audio.fps=50: must be 25, .*; leave"),
+        (
+            {"output": {"audio": {"sample_rate": 16_000, "rule": "64000k"}}},
+            "rule='64000k': 1 s of bucket audio-1000ms have 16000 .* allows is 64000; .*Use 'exact' or a grid",
+        ),
         ({"media": ["control"]}, "the dataset has none"),
         ({"output": {"pixels": "yuv420p"}}, "output.pixels='yuv420p' cannot be combined with audio datasets"),
         ({"output": {"layout": "BTCHW"}}, "output.layout='BTCHW' cannot be combined with audio datasets"),
@@ -245,6 +269,7 @@ def test_files_with_pictures_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.mkv").rename(tmp_path / "a.mka")
     report = dry_run(tmp_path, tmp_path / "ds", options_of())
     assert [one.kind for one in report.rejections] == ["not-media"]
+    assert "with --clips audio, an audio file" in report.rejected_by_kind[0].remedy
     assert "extract its audio (ffmpeg -i IN -vn" in report.rejections[0].reason
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.audio.rule import EXACT
+from streamvid.buckets.bucket import TICKS_PER_SECOND, Bucket
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.mix import Mix, MixPart
-from streamvid.loader.view.audio import HAS_AUDIO, AudioOptions, AudioPlan, AudioShape
+from streamvid.loader.view.audio import HAS_AUDIO, AudioForm, AudioOptions, AudioPlan, AudioShape
 from streamvid.loader.view.view import ViewOptions
 
 _EXACT_RULES = ("resample", "fix_frame_rate")
@@ -32,6 +33,7 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
     if options is None:
         return mix
     _check(mix, view, options, is_decoded=is_decoded)
+    _check_ticks(mix, options.fps)
     rates = {name: _rate(mix, bucket, options.fps) for name, bucket in mix.buckets.items() if not bucket.is_text}
     known = [rate for rate in rates.values() if rate is not None]
     if not known:
@@ -42,7 +44,7 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
     form, shapes = options.form, dict[str, AudioShape]()
     for name, rate in rates.items():
         fps, num_frames = rate or known[0], mix.buckets[name].num_frames
-        count = form.rule.num_samples(num_frames, fps, form.sample_rate)
+        count = _num_samples(form, mix.buckets[name], fps)
         shapes[name] = AudioShape(form.sample_rate, form.num_channels, count, num_frames, fps, options.stretch)
     plan = AudioPlan(form, shapes)
     parts = (part if part.dataset.manifest.clips == "text" else replace(part, audio=plan) for part in mix.parts)
@@ -115,12 +117,42 @@ def _check_columns(dataset: Dataset) -> None:
         )
 
 
+def _check_ticks(mix: Mix, given: Fraction | None) -> None:
+    """Raise ConfigError if a frame rate is set that would only apply to the ticks of audio files."""
+    if given in (None, TICKS_PER_SECOND) or not all(bucket.is_audio for bucket in mix.buckets.values()):
+        return
+    raise ConfigError(
+        f"output.audio.fps={given}: must be {TICKS_PER_SECOND}, because the datasets contain only audio files, whose "
+        f"buckets have {TICKS_PER_SECOND} ticks per second; leave output.audio.fps out"
+    )
+
+
+def _num_samples(form: AudioForm, bucket: Bucket, fps: Fraction) -> int:
+    """Return the number of audio samples of a bucket.
+
+    Raises ConfigError if the rule's nearest count differs from the exact count by more than half of the exact count.
+    Images are exempt: they have no duration, and a model may need at least one latent of audio for them.
+    """
+    count = form.rule.num_samples(bucket.num_frames, fps, form.sample_rate)
+    exact = bucket.num_frames / fps * form.sample_rate
+    if not bucket.is_image and abs(count - exact) > exact / 2:
+        raise ConfigError(
+            f"output.audio.rule={str(form.rule)!r}: {float(bucket.num_frames / fps):.6g} s of bucket {bucket.id} have "
+            f"{float(exact):.6g} audio samples at {form.sample_rate} Hz, but the nearest number that the rule allows "
+            f"is {count}; the two may differ by at most half of the former; use {EXACT!r} or a grid with smaller "
+            "steps, or deliver only longer buckets"
+        )
+    return count
+
+
 def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
     """Return the rate at which the frames of a bucket are delivered, or None if the bucket contains only images.
 
-    given: AudioOptions.fps.
+    given: AudioOptions.fps. The ticks of audio files have a rate of their own.
     Raises ConfigError if datasets are read at different rates.
     """
+    if bucket.is_audio:
+        return Fraction(TICKS_PER_SECOND)
     found = {fps: part for part, fps in _exact_rates(mix, bucket)}
     if given is not None:
         found.setdefault(given, mix.parts[0])

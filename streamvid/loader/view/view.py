@@ -96,6 +96,13 @@ class ViewOptions:
                 f"view.spatial={self.spatial!r}: {where} contains audio files, which have no pictures; leave "
                 "view.spatial out"
             )
+        if clips == "audio" and (self.temporal == "uniform" or self.max_interval > 1):
+            one = "max_interval" if self.max_interval > 1 else "temporal"
+            raise ConfigError(
+                f"view.{one}={getattr(self, one)!r} changes the speed of clips, but {where} contains audio files, which "
+                "are delivered only at their own speed; use view.temporal='random', 'head', 'middle', 'chunk' or "
+                "'full' without view.max_interval"
+            )
         if clips == "native" and self.spatial != "resize_crop":
             raise ConfigError(
                 f"view.spatial={self.spatial!r}: {where} contains native clips, whose frames were scaled and cropped "

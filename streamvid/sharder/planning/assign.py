@@ -246,7 +246,7 @@ def assign_audio(
         if bucket is None:
             least = buckets[-1].num_frames / TICKS_PER_SECOND
             reason = f"the audio lasts {probe.duration_seconds:.3f} s, but the shortest bucket requires {least:g} s"
-            raise Rejected(reason, kind="too-few-frames")
+            raise Rejected(reason, kind="too-short")
         origin = record.origin
         own = record_key(record.source) if origin is None else origin.record_key
         name = record.source if origin is None else origin.name
