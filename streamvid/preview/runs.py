@@ -78,7 +78,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class RunSample:
-    """Files of the samples that the model generated at one step: names in the run's folder `samples`."""
+    """Names of the files in the run's `samples` folder that contain the samples generated at one step."""
 
     step: int
     picture: str | None

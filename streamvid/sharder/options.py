@@ -96,7 +96,7 @@ class ClipOptions:
     )
     audio_codec: AudioCodec | None = option(
         None,
-        help="Codec of the audio of native clips: aac, opus or flac (lossless).",
+        help="Audio codec of native clips: aac, opus or flac (lossless).",
         metavar="NAME",
         shown_default="aac",
     )

@@ -26,7 +26,7 @@ class StorageOptions:
         shown_default="AWS_ENDPOINT_URL or ~/.aws/config",
     )
     region: str | None = option(
-        None, help="Region of the bucket.", metavar="R", shown_default="AWS_REGION or ~/.aws/config"
+        None, help="Region of the S3 bucket.", metavar="R", shown_default="AWS_REGION or ~/.aws/config"
     )
     profile: str | None = option(None, help="Profile in AWS config files.", metavar="P", shown_default="AWS_PROFILE")
     anon: bool = option(False, help="Read without keys.")

@@ -144,7 +144,7 @@ class TrainConfig(Options):
 
     output: Path = option(help="Folder of the run: metrics, weights and training states.")
     task: str = option("sft", help="Task: sft, sft:data_process, sft:train or package.module:name.")
-    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of all random numbers in the run.")
+    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed for all random numbers of the run.")
     max_steps: int | None = option(None, minimum=1, help="Length of the run in steps.")
     num_epochs: int | None = option(None, minimum=1, help="Length of the run in epochs.", shown_default="1")
     data: DataConfig = option(help="Datasets and batches of the run.")

@@ -67,7 +67,7 @@ class FrameFormat:
     margins: Margins = NO_MARGINS
 
     def check(self, frame: VideoFrame) -> None:
-        """Raise DecodeError if a frame has a different size or pixel format."""
+        """Raise DecodeError if a frame does not have the expected size and pixel format."""
         found = (frame.width, frame.height, frame.format.name)
         if found != (self.coded_width, self.coded_height, self.pixel_format):
             raise DecodeError(

@@ -147,7 +147,7 @@ def find_version(store: Store, newest: Manifest, version: str | int | None) -> M
 
 
 def without_reader_files(manifest: Manifest) -> Manifest:
-    """Return a manifest without the files for other readers, whose names are fixed."""
+    """Return a manifest that omits the files for other readers. Those files have fixed names."""
     columns = {file.path for group in manifest.columns for file in group.known_files}
     other = tuple(file for file in manifest.files.other if file.path in columns)
     return replace(manifest, files=replace(manifest.files, other=other))

@@ -62,7 +62,7 @@ def _default(mix: Mix) -> AudioOptions | None:
     if heard:
         raise ConfigError(
             f"output.audio is not set, but {heard[0].dataset.url} contains only audio and is mixed with other "
-            "datasets; set output.audio, such as output={'audio': {'sample_rate': 16000, 'num_channels': 1}}"
+            "datasets; set output.audio, for example output={'audio': {'sample_rate': 16000, 'num_channels': 1}}"
         )
     names = [medium.name for medium in mix.parts[0].media if medium.is_audio]
     if names:

@@ -92,7 +92,7 @@ class Quarantine:
         bad = [record for record in substitutions if not record.is_removed]
         if bad and self.num_substituted > allowed:
             raise SampleError(
-                f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be substituted "
+                f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be replaced "
                 f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
                 f"limits.max_bad_fraction={self._max_bad_fraction} allows (the share is calculated over at least "
                 f"{_LEAST_DELIVERED} samples). The last bad sample was {bad[-1].key} of "

@@ -98,9 +98,9 @@ class Leftovers:
             sum(ends[name] - position for name, position in carried.items()) > _MAX_SAMPLES
         ):
             raise StateError(
-                f"carried={dict(carried)} in the loader state: the positions must be at most {ends}, and at most "
-                f"{_MAX_SAMPLES} samples below these limits in total; the state is damaged. Use an older state, or "
-                "start without one"
+                f"carried={dict(carried)} in the loader state: no position may exceed its limit ({ends}), and "
+                f"all positions together may be at most {_MAX_SAMPLES} samples below their limits; the state is "
+                "damaged. Use an older state, or start without one"
             )
         self._rests = [self._rest(name, position, ends[name]) for name, position in sorted(carried.items())]
         real = [part for rest in self._rests for part in self._parts(rest)]

@@ -87,7 +87,7 @@ class ModelFolder:
         """Load the scheduler. Raises ConfigError if it is missing."""
         found = self.class_of("scheduler")
         if found is None or not found.endswith("Scheduler"):
-            raise ConfigError(f"{self.root / INDEX}: scheduler is {found}; allowed: a scheduler of diffusers")
+            raise ConfigError(f"{self.root / INDEX}: scheduler is {found}, but must be a diffusers scheduler")
         return self._from_pretrained(_class(found), "scheduler")
 
     def _require(self, name: str) -> None:

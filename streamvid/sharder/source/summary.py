@@ -74,7 +74,7 @@ class AudioSummary:
     num_with_audio: number of these videos with readable audio.
     unreadable: videos whose audio cannot be read, with the reason.
     other_start: videos whose audio begins at least MAX_START_SECONDS before or after the first frame.
-    other_length: videos whose audio is longer or shorter than the pictures by at least MAX_LENGTH_SECONDS.
+    other_length: videos whose audio is at least MAX_LENGTH_SECONDS longer or shorter than their pictures.
     """
 
     num_videos: int

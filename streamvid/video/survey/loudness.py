@@ -38,7 +38,7 @@ class LoudnessMeter:
         self._powers = array("d")
 
     def add(self, samples: Float32s) -> None:
-        """Measure the next samples (channels, n)."""
+        """Measure the next audio samples, an array of shape (channels, n)."""
         self._waiting.append(samples)
         if sum(part.shape[1] for part in self._waiting) >= _BATCH:
             self._run()

@@ -34,7 +34,7 @@ A dataset can be opened as DATASET@VERSION, where VERSION is a number, a tag or 
 @click.option("--move", is_flag=True, help="Allow --tag to move an existing tag to another version.")
 @click.option("--untag", metavar="NAME", help="Remove a tag.")
 @click.option("--view", "viewed", metavar="NAME", help="Store a view with this name and the condition of --where.")
-@click.option("--where", metavar="CONDITION", help="Condition of the view.")
+@click.option("--where", metavar="CONDITION", help="Condition that samples must meet to be in the view.")
 @click.option("--drop-view", metavar="NAME", help="Remove a view.")
 @click.option("--json", "as_json", is_flag=True, help="Print the versions as JSON.")
 @storage_flags
