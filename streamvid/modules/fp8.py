@@ -167,8 +167,8 @@ def _below(module: nn.Module, name: str) -> dict[str, nn.Module]:
     if not name or name not in modules:
         raise ConfigError(
             f"model.fp8 contains {name!r}, which is neither a part of the training module nor a weight file of one "
-            f"of its children; allowed: {child_names(module)}, a dotted name below one of these, or a path as written in "
-            "model.weights"
+            f"of its children; allowed: {child_names(module)}, a dotted name below one of these, or a path as written "
+            "in model.weights"
         )
     found = {path: part for path, part in modules.items() if f"{path}.".startswith(f"{name}.") and not is_adapter(path)}
     for path, part in found.items():
