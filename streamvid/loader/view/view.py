@@ -99,8 +99,8 @@ class ViewOptions:
         if clips == "audio" and (self.temporal == "uniform" or self.max_interval > 1):
             one = "max_interval" if self.max_interval > 1 else "temporal"
             raise ConfigError(
-                f"view.{one}={getattr(self, one)!r} changes the speed of clips, but {where} contains audio files, which "
-                "are delivered only at their own speed; use view.temporal='random', 'head', 'middle', 'chunk' or "
+                f"view.{one}={getattr(self, one)!r} changes the speed of clips, but {where} contains audio files, "
+                "which are delivered only at their own speed; use view.temporal='random', 'head', 'middle', 'chunk' or "
                 "'full' without view.max_interval"
             )
         if clips == "native" and self.spatial != "resize_crop":
