@@ -33,7 +33,7 @@ _TICK_MILLISECONDS = 1000 // TICKS_PER_SECOND
 _SIZE_AT_FRAMES = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})@([1-9][0-9]{0,5})")
 _EXPLICIT_ID = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})-([1-9][0-9]{0,5})f")
 _TRIPLE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
-_SECONDS = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?)s")
+_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s")
 _AUDIO_ID = re.compile(r"audio-([1-9][0-9]{0,7})ms")
 _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 
@@ -172,7 +172,8 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     if match is None:
         _refuse_triple(text, multiple)
         raise ConfigError(
-            f"bucket {text!r} is not a bucket name; write '832x480@81' (WxH@F), '832x480-81f' or '256px-16f-16x9'"
+            f"bucket {text!r} is not a bucket name; write '832x480@81' (WxH@F), '832x480-81f', "
+            "'256px-16f-16x9' or, for audio files, a duration such as '2s'"
         )
     resolution, num_frames, aspect_ratio = match[1], int(match[2]), f"{match[3]}:{match[4]}"
     table = aspect_table(resolution, multiple)

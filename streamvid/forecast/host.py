@@ -110,7 +110,7 @@ def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
 class HostMemory:
     """Host memory in bytes.
 
-    ring_bytes_yuv420p: ring size for yuv420p frames, or None if a bucket has an odd side.
+    ring_bytes_yuv420p: ring size for yuv420p frames, or None if a bucket has an odd side or no bucket has pictures.
     """
 
     ring_bytes: int
@@ -138,7 +138,8 @@ def host_memory(
     def ring(pixels: Pixels) -> int:
         return loader_memory(prefetch_bytes, max_clip_bytes, batch_sizes, buckets, pixels).num_bytes
 
-    is_even = all(bucket.height % 2 == 0 and bucket.width % 2 == 0 for bucket in buckets)
+    has_pictures = any(bucket.has_pictures for bucket in buckets)
+    is_even = has_pictures and all(bucket.height % 2 == 0 and bucket.width % 2 == 0 for bucket in buckets)
     workers = costs.num_workers * costs.worker_bytes
     on_node = min(num_ranks, costs.ranks_per_node)
     per_rank = ring("rgb24") + workers

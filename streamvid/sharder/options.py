@@ -298,6 +298,7 @@ class ShardOptions:
             "source.time_columns": self.source.time_columns,
             "source.media": self.source.media,
             "source.min_fps": self.source.min_fps,
+            "hdr": None if self.hdr == "refuse" else self.hdr,
             "trust_metadata": self.trust_metadata,
             "curation.scores": self.curation.scores,
             "curation.scene_cuts": self.curation.scene_cuts,

@@ -336,10 +336,12 @@ def _open_container(reader: _Nameless, limits: Limits, containers: Sequence[str]
                 f"than max_streams={limits.max_streams}",
                 kind="limit",
             ) from error
-        problem = f"the file is not a video or image that FFmpeg can read ({error.strerror})"
+        problem = f"the file is not a video, image or audio file that FFmpeg can read ({error.strerror})"
         if error.errno == errno.EINVAL:  # FFmpeg's answer to a format that it recognized, but that is not listed
             problem = "the file's format is not allowed; remux or re-encode it, for example to MP4"
-        allowed = ", ".join(containers)
+        of_audio = ", ".join(AUDIO_CONTAINERS)
+        allowed = ", ".join(name for name in containers if name not in AUDIO_CONTAINERS)
+        allowed = f"{allowed}; for files with only audio, also {of_audio}"
         raise ProbeError(f"{problem}; allowed containers: {allowed}", kind="not-media") from error
 
 

@@ -324,7 +324,7 @@ def test_another_sidecar_is_refused_by_what_differs(dataset: Dataset, sidecar_ro
             SidecarWriter(root, dataset, {**MADE_WITH, "view": {"temporal": "random", "seed": 0}}, NUM_VISITS)
         with pytest.raises(
             ConfigError,
-            match="made_with.dtype is absent in the features, but .*; num_visits is 2 in the features, but 1 here",
+            match="made_with.dtype is not set in the features, but .*; num_visits is 2 in the features, but 1 here",
         ):
             SidecarWriter(root, dataset, {**MADE_WITH, "dtype": "BF16"}, 1)
         with pytest.raises(ConfigError, match="base.content is .* in the features, but .* here; base.plan is"):

@@ -210,7 +210,8 @@ def test_a_table_names_the_files(source: Path, tmp_path: Path) -> None:
 def test_the_command_line_shows_what_is_there(source: Path, tmp_path: Path) -> None:
     run_streamvid("shard", source, tmp_path / "ds", "--clips", "audio", "--buckets", "1s,2s", "--workers", 1)
     assert "audio-1000ms" in run_streamvid("stats", tmp_path / "ds").stdout
-    assert "audio-2000ms" in run_streamvid("plan", tmp_path / "ds", "--batch-size", "audio-*=1").stdout
+    planned = run_streamvid("plan", tmp_path / "ds", "--batch-size", "audio-*=1").stdout
+    assert "audio-2000ms" in planned and "yuv420p" not in planned
     run_streamvid("report", tmp_path / "ds", "-o", tmp_path / "report.html")
     dataset = open_dataset(tmp_path / "ds")
     row = dataset.samples(dataset.shards[0]).to_pylist()[0]
@@ -229,6 +230,9 @@ def test_the_command_line_shows_what_is_there(source: Path, tmp_path: Path) -> N
         ({"media": {"control": "c"}}, "source.media=.* whose files have no pictures"),
         ({"codec": "h264"}, "cannot be combined with clips.kind='audio', which encodes nothing"),
         ({"buckets": "0.01s"}, "must be a multiple of 40 ms"),
+        ({"buckets": "99999s"}, "bucket '99999s': the duration .* from 40 ms to"),
+        ({"buckets": "2sec"}, "for audio files, a duration such as '2s'"),
+        ({"hdr": "allow"}, "hdr='allow' cannot be combined with clips.kind='audio'"),
     ],
 )
 def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -250,7 +254,7 @@ def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: 
         ({"output": {"audio": {"sample_rate": RATE, "fps": 50}}}, "output.audio.fps=50: must be 25, .*; leave"),
         (
             {"output": {"audio": {"sample_rate": 16_000, "rule": "64000k"}}},
-            "rule='64000k': 1 s of bucket audio-1000ms have 16000 .* allows is 64000; .*Use 'exact' or a grid",
+            "rule='64000k': bucket audio-1000ms lasts 1 s, which is 16000 .* allows is 64000; .*use 'exact' or a grid",
         ),
         ({"media": ["control"]}, "the dataset has none"),
         ({"output": {"pixels": "yuv420p"}}, "output.pixels='yuv420p' cannot be combined with audio datasets"),

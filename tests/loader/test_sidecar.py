@@ -293,7 +293,7 @@ def test_captions_are_part_of_a_view_and_dropout_is_not(dataset: Path, sidecar: 
         ({"captions": {"prefix": "a video of "}}, 'caption_prefix is "" in the features, but "a video of " here'),
         (
             {"captions": {"column": "place"}},
-            "caption_column.place is absent in the features, but 1.0 here; caption_column.text is 1.0",
+            "caption_column.place is not set in the features, but 1.0 here; caption_column.text is 1.0",
         ),
         ({"captions": {"choice": "first"}}, 'caption_choice is "draw" in the features, but "first" here'),
         ({"captions": {"template": "{text}!"}}, "caption_template is null in the features"),

@@ -84,7 +84,7 @@ def wrong(facts: Facts) -> tuple[list[dict[str, Any]], dict[str, str]]:
         "b/long.MP4": "the metadata states num_frames 23, but the file has 20",
         "more/2.mp4": "the metadata states width 64 and height 96, but the file has 96 and 64",
         "gone.mp4": "cannot be read: No such file or directory",
-        "bad/text.mp4": "the file is not a video or image that FFmpeg can read",
+        "bad/text.mp4": "the file is not a video, image or audio file that FFmpeg can read",
         "bad/empty.mp4": "the file is empty",
         "vélo.webm": "the metadata of the row is incomplete or invalid: fps or duration must be a number above 0",
     }

@@ -24,7 +24,9 @@ def test_what_is_no_media_is_refused(tmp_path: Path) -> None:
     """SAFE-1: the message is plain and names no path (it ends in the dataset's rejections)."""
     path = tmp_path / "text.mp4"
     path.write_text("This is no video.\n" * 100)
-    with pytest.raises(ProbeError, match="not a video or image that FFmpeg can read") as caught:
+    with pytest.raises(
+        ProbeError, match=r"not a video, image or audio file that FFmpeg can read.*also wav, flac, mp3"
+    ) as caught:
         probe(path)
     assert str(tmp_path) not in str(caught.value)
     with pytest.raises(ProbeError, match="empty"):

@@ -244,7 +244,7 @@ def differences(
     return [
         f"{part} is {_shown(one.get(part))} {places[0]}, but {_shown(other.get(part))} {places[1]}"
         for part in sorted({*one, *other})
-        if one.get(part) != other.get(part)
+        if one.get(part) != other.get(part) and not _names_parts(part, one, other)
     ]
 
 
@@ -257,8 +257,14 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, json.dumps(value, sort_keys=True)
 
 
+def _names_parts(name: str, *sides: Mapping[str, str]) -> bool:
+    """Return True if one side contains parts of `name`, which are reported in its place, and the other has null."""
+    is_null = all(side.get(name, "null") == "null" for side in sides)
+    return is_null and any(part.startswith(f"{name}.") for side in sides for part in side)
+
+
 def _shown(text: str | None) -> str:
-    return "absent" if text is None else text if len(text) <= 120 else f"{text[:117]}..."
+    return "not set" if text is None else text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
