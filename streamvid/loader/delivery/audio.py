@@ -140,8 +140,8 @@ def _num_samples(form: AudioForm, bucket: Bucket, fps: Fraction) -> int:
         raise ConfigError(
             f"output.audio.rule={rule!r}: bucket {bucket.id} lasts {seconds:.6g} s, which "
             f"is {float(exact):.6g} audio samples at {form.sample_rate} Hz, but the nearest number that the rule "
-            f"allows is {count}; it may differ by at most half of the exact number; use {EXACT!r} or a grid with smaller "
-            "steps, or deliver only longer buckets"
+            f"allows is {count}; it may differ by at most half of the exact number; use {EXACT!r} or a grid with "
+            "smaller steps, or deliver only longer buckets"
         )
     return count
 
