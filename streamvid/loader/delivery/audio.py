@@ -138,17 +138,10 @@ def _num_samples(form: AudioForm, bucket: Bucket, fps: Fraction) -> int:
     seconds, rule = float(bucket.num_frames / fps), str(form.rule)
     if not bucket.is_image and abs(count - exact) > exact / 2:
         raise ConfigError(
-<<<<<<< HEAD
-            f"output.audio.rule={str(form.rule)!r}: bucket {bucket.id} lasts {float(bucket.num_frames / fps):.6g} s, "
-            f"which is {float(exact):.6g} audio samples at {form.sample_rate} Hz, but the nearest number that the rule "
-            f"allows is {count}; it may differ by at most half of the exact number; use {EXACT!r} or a grid with "
-            "smaller steps, or deliver only longer buckets"
-=======
             f"output.audio.rule={rule!r}: bucket {bucket.id} lasts {seconds:.6g} s, which "
             f"is {float(exact):.6g} audio samples at {form.sample_rate} Hz, but the nearest number that the rule "
             f"allows is {count}; it may differ by at most half of the exact number; use {EXACT!r} or a grid with "
             "smaller steps, or deliver only longer buckets"
->>>>>>> ff1-t
         )
     return count
 
