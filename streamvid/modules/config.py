@@ -82,7 +82,7 @@ class LoraConfig(Options):
     @property
     def base_models(self) -> tuple[str, ...]:
         """Names of the children that get adapters."""
-        return tuple(name.strip() for name in (self.base_model or "").split(",") if name.strip())
+        return () if self.base_model is None else tuple(name.strip() for name in self.base_model.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)

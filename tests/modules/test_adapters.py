@@ -185,7 +185,10 @@ def test_layers_that_the_original_code_fuses_are_fused_and_split(tmp_path: Path)
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
-        (["transformer.transformer_blocks.0.attn.to_q"], "exist in hunyuanvideo, hunyuanvideo1.5, .* --family"),
+        (
+            ["transformer.transformer_blocks.0.attn.to_q"],
+            "exist in several families .hunyuanvideo, hunyuanvideo1.5. .* --family",
+        ),
         (["transformer.blocks.0.attn3.to_q"], r"attn3.to_q, whose names in other formats are not known"),
     ],
 )

@@ -184,7 +184,7 @@ def test_native_clips_show_their_audio_and_silent_ones_do_not(serve: Serve, tmp_
         place = f"{row['bucket_id']}/{row['shard']}/{row['index']}"
         shown[row["source"]] = f'data-src="/audio/{place}"' in server.get(f"/sample/{place}").text
         if shown[row["source"]]:
-            assert "opus, 48,000 Hz, 2 channels" in server.get(f"/audio/{place}").text
+            assert "aac, 48,000 Hz, 2 channels" in server.get(f"/audio/{place}").text
     assert shown == {"whole.mp4": True, "mute.mp4": False}
 
 

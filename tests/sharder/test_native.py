@@ -200,7 +200,7 @@ def test_time_ranges_become_clips_of_exactly_their_frames(long_source: Path, tmp
     lines = ["video,caption,start_seconds,end_seconds"]
     lines += [f"clip.mp4,caption {number},{start},{end}" for number, (start, end) in enumerate(times)]
     (long_source / "metadata.csv").write_text("\n".join(lines))
-    with pytest.raises(SourceError, match=r"seem to hold time ranges.*--time-columns"):
+    with pytest.raises(SourceError, match=r"seem to contain time ranges.*--time-columns"):
         shard(long_source, tmp_path / "no", options(buckets=WIDE))
     chosen = {"buckets": WIDE, "time_columns": ("start_seconds", "end_seconds"), "val_fraction": 0.5}
     report = shard(long_source, tmp_path / "out", options(**chosen))

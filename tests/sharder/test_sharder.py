@@ -296,7 +296,7 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         ({"workers": 0}, "workers=0"),
         ({"seed": -1}, "seed=-1"),
         ({"probe_timeout_seconds": 0}, "probe_timeout_seconds=0"),
-        ({"clips": "raw"}, "kind='raw': must be 'copy', 'native' or 'text'"),
+        ({"clips": "raw"}, "kind='raw': must be 'copy', 'native', 'text' or 'audio'"),
         ({"clips": "copy", "codec": "h264"}, "codec='h264' cannot be combined with clips.kind='copy'"),
         ({"clips": "copy", "crf": 20}, "crf=20 cannot be combined"),
         ({"clips": "copy", "gop": 8}, "gop=8 cannot be combined"),

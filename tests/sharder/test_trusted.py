@@ -173,6 +173,8 @@ def test_what_cannot_be_trusted(built: Built, facts: Facts, tmp_path: Path) -> N
     for changes in ({"clips": "native", "buckets": OPTIONS["buckets"]}, {"clips": "text"}, {"media": {"control": "c"}}):
         with pytest.raises(ConfigError, match="trust_metadata=True cannot be combined with"):
             shard_options(trust_metadata=True, **changes)
-    with pytest.raises(SourceError, match=r"the metadata has no column num_frames, height, width, fps .*score, row_id"):
+    with pytest.raises(
+        SourceError, match=r"the metadata lacks the columns num_frames, height, width, fps .*score, row_id"
+    ):
         shard(built.source, tmp_path / "no", shard_options(**OPTIONS, trust_metadata=True))
     assert json.dumps(shard_options(**OPTIONS).to_json()).count("trust") == 0

@@ -96,7 +96,9 @@ def test_samples_that_fail_on_one_rank_of_fsdp_end_the_run_on_all(tmp_path: Path
         "fsdp", tmp_path / "run", 2, "model.factory=tests.trainer.modules:fails_on_rank_1", "eval.sample_steps=1"
     )
     assert not said.startswith("0\n")
-    assert "StreamvidError: no samples of step 1: RuntimeError: out of memory. With sharded weights" in said
+    assert (
+        "StreamvidError: no samples were generated at step 1: RuntimeError: out of memory. With sharded weights" in said
+    )
 
 
 @pytest.mark.slow

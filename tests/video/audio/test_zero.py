@@ -46,7 +46,7 @@ def test_a_file_without_pictures_begins_with_its_first_sample(ending: str, tmp_p
     if index is not None:
         moved = index.from_first_sample()
         assert index.window(0, RATE, RATE).num_bytes and moved.positions[int(np.argmax(moved.counts > 0))] == 0
-    with pytest.raises(OnlyAudioError, match="the file has only audio"):
+    with pytest.raises(OnlyAudioError, match="the file contains only audio"):
         probe(path)
 
 
