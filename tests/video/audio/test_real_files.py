@@ -19,6 +19,7 @@ _TABLE = Path(__file__).resolve().parents[2] / "data" / "real_audio.csv"
 _ROWS = list(csv.DictReader(_TABLE.read_text().splitlines()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", _ROWS, ids=[row["file"] for row in _ROWS])
 def test_windows_of_a_real_file_are_the_ffmpeg_programs(row: dict[str, str]) -> None:
     folder = os.environ.get("STREAMVID_REAL_MEDIA")
