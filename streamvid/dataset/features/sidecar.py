@@ -233,18 +233,21 @@ def base_facts(dataset: Dataset) -> dict[str, str]:
     return {"plan": fingerprints.plan, "content": fingerprints.base}
 
 
+_NULL = json.dumps(None)
+
+
 def differences(
     stored: Any, given: Any, name: str = "", places: tuple[str, str] = ("in the features", "here")
 ) -> list[str]:
     """Return the differences between two JSON values, such as 'gop is 8 in the features, but 16 here'.
 
-    places: phrases for the places of the two values.
+    A value that is null equals one that is not set. places: phrases for the places of the two values.
     """
     one, other = dict(_leaves(stored, name)), dict(_leaves(given, name))
     return [
         f"{part} is {_shown(one.get(part))} {places[0]}, but {_shown(other.get(part))} {places[1]}"
         for part in sorted({*one, *other})
-        if one.get(part) != other.get(part) and not _names_parts(part, one, other)
+        if one.get(part, _NULL) != other.get(part, _NULL)
     ]
 
 
@@ -255,12 +258,6 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
             yield from _leaves(child, f"{name}.{part}" if name else part)
     else:
         yield name, json.dumps(value, sort_keys=True)
-
-
-def _names_parts(name: str, *sides: Mapping[str, str]) -> bool:
-    """Return True if one side contains parts of `name`, which are reported in its place, and the other has null."""
-    is_null = all(side.get(name, "null") == "null" for side in sides)
-    return is_null and any(part.startswith(f"{name}.") for side in sides for part in side)
 
 
 def _shown(text: str | None) -> str:
