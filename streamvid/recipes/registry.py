@@ -130,13 +130,7 @@ _ALL = (
         presets=("ltx",),
         lora_targets=_ATTENTION,
         example="Lightricks/LTX-2",
-        options=MappingProxyType(
-            {
-                "data.audio": {"preset": "ltx-2"},
-                # Layers between video and audio have no part in a batch of clips without audio.
-                "accelerate.find_unused_parameters": True,
-            }
-        ),
+        options=MappingProxyType({"data.audio": {"preset": "ltx-2"}}),
     ),
     Recipe(
         name="cogvideox",

@@ -39,6 +39,15 @@ DEFAULT_DURATIONS = tuple(Bucket(seconds * TICKS_PER_SECOND, 0, 0) for seconds i
 _NATIVE_SIDES = range(16, 8193, 2)
 
 
+def _refuse(given: Mapping[str, object], kind: str) -> None:
+    """Raise ConfigError for the first option that has a value. kind: what the options cannot be combined with."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(
+                f"{name}={value!r} cannot be combined with {kind}; omit {name}, or choose another clips.kind (--clips)"
+            )
+
+
 def _names(config: BucketConfig) -> str:
     return ", ".join(bucket.id for bucket in config.buckets) or "buckets of this form"
 
@@ -305,12 +314,7 @@ class ShardOptions:
             "curation.black_bars": self.curation.black_bars,
             "curation.dedup": self.curation.dedup,
         }
-        for name, value in given.items():
-            if value:
-                raise ConfigError(
-                    f"{name}={value!r} cannot be combined with clips.kind='audio', whose files have no pictures and "
-                    f"are stored whole; omit {name}, or choose another clips.kind (--clips)"
-                )
+        _refuse(given, "clips.kind='audio', whose files have no pictures and are stored whole")
         if not self.config.buckets or not all(bucket.is_audio for bucket in self.config.buckets):
             raise ConfigError(
                 f"buckets: {_names(self.config)} cannot be combined with clips.kind='audio', which has buckets of "
@@ -330,12 +334,7 @@ class ShardOptions:
             "curation.black_bars": self.curation.black_bars,
             "curation.dedup": self.curation.dedup,
         }
-        for name, value in given.items():
-            if value:
-                raise ConfigError(
-                    f"{name}={value!r} cannot be combined with clips.kind='text', which has no files; omit {name}, or "
-                    "choose another clips.kind (--clips)"
-                )
+        _refuse(given, "clips.kind='text', which has no files")
         if self.source.captions.column == "" or self.source.captions.lines:
             raise ConfigError(
                 "clips.kind='text' requires captions from metadata; omit source.captions.column='' "
