@@ -126,11 +126,13 @@ def test_keys_scrolling_and_playing(browser: Browser, demo: PreviewServer) -> No
     assert 0 < page.locator(".card").count() < 24
     page.locator(".picture").first.click()
     page.wait_for_selector(".player")
+    page.wait_for_load_state()  # the script that reads keys has run
     page.keyboard.press("ArrowRight")
     assert page.locator(".at").inner_text().startswith("2 / ")
     page.keyboard.press("ArrowLeft")
     page.select_option("select[name=temporal]", "uniform")
     page.wait_for_url("**temporal=uniform*")
+    page.wait_for_load_state()
     page.keyboard.press("Escape")
     page.keyboard.press("Space")
     page.wait_for_selector(".play[aria-pressed=true]")
