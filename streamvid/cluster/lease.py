@@ -1,4 +1,4 @@
-"""Leases: the right of one process to work on a destination. A lease expires if its holder disappears.
+"""Leases, each of which lets one process work on a destination. A lease expires if its holder disappears.
 
 A lease is a small file in the store that all machines see. It is created with a conditional request, so that exactly
 one of several processes gets it. Its holder renews it every few seconds. A process that has lost its lease stops at
@@ -32,14 +32,15 @@ _MAX_NOTE_BYTES = 4096
 #: number instead, which only one process can create.
 _FILE = re.compile(r"(.+)-(\d{6,60})\.json")
 _own: Counter[tuple[str, str]] = Counter()
-"""Place → number of threads of this process that hold the lease there or try to create it. A lease that this process
-could not remove is not counted."""
+"""Place → number of threads in this process that hold the lease there or are trying to create it. A lease that this
+process could not remove is not counted.
+"""
 _own_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseNote:
-    """Content of a lease.
+    """Content of a lease file.
 
     process: identifier of the holder, unique among all processes on all machines.
     renewed: Unix time of the last renewal.
@@ -73,7 +74,7 @@ class LeaseNote:
 
 @dataclass(frozen=True, slots=True)
 class FoundLease:
-    """Lease that was found in a store. data: bytes of the lease, which change with each renewal."""
+    """Lease found in a store. data: content of the lease file, which changes with each renewal."""
 
     path: str
     name: str
@@ -120,9 +121,9 @@ class Lease:
         """Raise DatasetError if the lease was lost because another process has taken it over or removed it."""
         if self._is_lost:
             raise DatasetError(
-                f"{self._store.url}: this process has lost its lease, because it could not renew the lease for "
-                f"{EXPIRE_SECONDS:.0f} s and another process has taken over, or because the lease was removed; wait "
-                "until no other process uses this location, then run the same command again"
+                f"{self._store.url}: this process has lost its lease: either it could not renew the lease for "
+                f"{EXPIRE_SECONDS:.0f} s and another process has taken over, or the lease was removed; wait until no "
+                "other process uses this location, then run the same command again"
             )
 
     def close_to_tasks(self) -> None:
@@ -154,7 +155,7 @@ def acquire(
 
     conflicts: function that returns True for a lease with another name that must not be held at the same time.
 
-    The lease of a process that has ended on this machine is taken over at once. The lease of a process on another
+    The lease of a process that has ended on this machine is taken over immediately. The lease of a process on another
     machine is taken over once it has expired; this function waits until then.
 
     Raises DatasetError if another process holds the lease or a conflicting lease, and StorageError if the store fails.
@@ -192,7 +193,7 @@ def _place(store: Store, path: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def held(store: Store, folder: str, name: str) -> Iterator[Lease]:
-    """Hold a lease that excludes all other leases in its folder. At the end, remove the folders that are then empty.
+    """Hold a lease that excludes all other leases in its folder. On exit, remove folders that are left empty.
 
     Raises the same errors as `acquire`.
     """
@@ -206,7 +207,7 @@ def held(store: Store, folder: str, name: str) -> Iterator[Lease]:
 
 
 def remove_empty(store: Store, folder: str, *, and_root: bool) -> None:
-    """Remove a folder of a local store if it is empty, then each parent folder that has become empty."""
+    """Remove a folder from a local store if it is empty, then each parent folder that is left empty."""
     if isinstance(store, LocalStore):
         root = store.root
         with contextlib.suppress(OSError):  # missing, or not empty
@@ -244,7 +245,7 @@ def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease],
 class _Watch:
     """Observer of leases.
 
-    A change of a lease proves that its holder is alive; clocks of different machines may differ.
+    A lease that changes proves that its holder is alive. Clocks are not compared, because machines may disagree.
     """
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -267,7 +268,7 @@ class _Watch:
                 return leases
             if not has_told:
                 _logger.warning(
-                    "%s was used by a process on %s; waiting up to %.0f s to see whether it is still running",
+                    "%s was used by a process on %s; waiting up to %.0f s to see whether that process is still running",
                     *(self._store.url, held[0].note.host, EXPIRE_SECONDS),
                 )
                 has_told = True
@@ -291,7 +292,7 @@ class _Watch:
 
 
 def find_leases(store: Store, folder: str) -> list[FoundLease]:
-    """Return the latest lease of each name. A damaged lease has an unknown holder.
+    """Return the latest lease with each name. A damaged lease has an unknown holder.
 
     Files that are not leases are ignored.
     """
@@ -331,7 +332,7 @@ def note_bytes(admits_tasks: bool) -> bytes:
 
 
 def _machine() -> str:
-    """Return an identifier of this container or machine. It changes when the machine restarts."""
+    """Return an identifier for this container or machine, which changes when the machine restarts."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -339,7 +340,7 @@ def _machine() -> str:
 
 
 def _process(pid: int) -> str:
-    """Return an identifier that no later process on this machine can have; "" if process `pid` has ended."""
+    """Return an identifier for a process that no later process on this machine can have, or "" if it has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

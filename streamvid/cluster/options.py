@@ -17,8 +17,8 @@ _OWN_SBATCH_OPTIONS = ("array", "cpus-per-task", "dependency", "job-name", "pars
 class ClusterOptions:
     """Options for dividing work into tasks, and for running them on a cluster.
 
-    task: "I/N" to do only the share of task I (0 to N-1) of N tasks; None to do all work. Tasks may run at the same
-        time, on any machines, under any scheduler.
+    task: "I/N" to do only task I's share of the work (I from 0 to N-1); None to do all of the work. Tasks may run at
+        the same time, on any machines, under any scheduler.
     engine: "local" for this process and its workers; "ray" to run tasks on a Ray cluster; "slurm" to submit arrays of
         tasks, which only the commands `streamvid shard` and `streamvid encode` support.
     num_tasks: number of tasks; None selects as many as a Ray cluster runs at a time, or 16 on Slurm.

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TaskNeeds:
-    """Resources of each task.
+    """Resources that each task needs.
 
     num_cpus: number of CPUs; None selects all CPUs of a machine or, if tasks use GPUs, the machine's CPUs per GPU.
     option: name of the option that sets `num_cpus`, for error messages.
@@ -53,7 +53,7 @@ def run_on_ray(
 ) -> list[Result]:
     """Run all tasks on a Ray cluster, once per phase, until a task finds that all work is done. Return all results.
 
-    task: function that does a task, given the share and the number of CPUs. It is sent to the cluster.
+    task: function that performs a task, given the task's share and number of CPUs. It is sent to the cluster.
     is_done: function that returns True for the result of a task that found that all work was done.
     report: function that is called every few seconds.
 
@@ -132,7 +132,7 @@ def _divide(machines: Sequence[Mapping[str, float]], num_gpus: int, needs: TaskN
     most = int(max(machine["CPU"] for machine in usable))
     if most < num_cpus:
         raise ConfigError(
-            f"{needs.option}={num_cpus}: must be at most {most}, the number of CPUs of the largest machine in the Ray "
+            f"{needs.option}={num_cpus}: must be at most {most}, the number of CPUs on the largest machine in the Ray "
             f"cluster{' that has a GPU' if num_gpus else ''}; set {needs.option} to a lower number"
         )
     at_once = [int(machine["CPU"] // num_cpus) for machine in usable]
@@ -142,9 +142,10 @@ def _divide(machines: Sequence[Mapping[str, float]], num_gpus: int, needs: TaskN
 
 
 def _result(ray: Any, reference: Any) -> list[Any]:
-    """Return a list with the result of a task that has ended; an empty list if the task was lost.
+    """Return a list that contains the result of a task that has ended, or an empty list if the task was lost.
 
-    If the task raised an error, raises the same error."""
+    If the task raised an error, raises the same error.
+    """
     try:
         return [ray.get(reference)]
     except ray.exceptions.RayTaskError as error:

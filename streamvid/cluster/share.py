@@ -38,9 +38,9 @@ WHOLE = Share()
 
 
 def parse_share(text: str | None, name: str) -> Share:
-    """Return the share that a text of the form "I/N" describes. None describes all work.
+    """Return the share that "I/N" describes. None describes all of the work.
 
-    Raises ConfigError if the text is invalid. name: name of the value in the message.
+    Raises ConfigError if the text is invalid. name: name of the option, for the message.
     """
     if text is None:
         return WHOLE

@@ -35,13 +35,13 @@ exit "$code"
 
 @dataclass(frozen=True, slots=True)
 class SlurmJobs:
-    """Jobs to submit.
+    """Slurm jobs to submit for one destination.
 
     program, arguments: command of each job. For a task, `--task I/N` is inserted between the program and the arguments.
-    dest: URL of the results, which identifies the jobs.
+    dest: URL at which the results are stored. It identifies the jobs.
     num_cpus: number of CPUs per task.
     num_arrays: number of arrays that run one after the other.
-    has_last: True to run the command without a task at the end.
+    has_last: True to run the command once more at the end, without a task.
     """
 
     verb: str
@@ -95,7 +95,8 @@ def submit(jobs: SlurmJobs, options: ClusterOptions) -> list[str]:
 def _refuse_second(jobs: SlurmJobs, own: str = "") -> None:
     """Raise DatasetError if there are other jobs for this destination.
 
-    own: id of a job to which only lower ids matter.
+    own: id of this submission's job. If there is one, only jobs with lower ids count, and the job is canceled before
+        the error is raised.
     """
     found = re.findall(r"^\d+", _run(["squeue", "--noheader", "--format=%i", f"--name={jobs.name}"]), re.MULTILINE)
     others = sorted({int(number) for number in found if not own or int(number) < int(own)})

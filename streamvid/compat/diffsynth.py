@@ -67,7 +67,7 @@ class DiffsynthFlag:
     """One flag of DiffSynth-Studio.
 
     option: option of TrainConfig that the flag sets; "" if the flag describes data.
-    help, kind: help text and type of the flag; if omitted, those of the option. A flag of type bool is a switch.
+    help, kind: help text and type of the flag, taken from the option by default. A flag of type bool is a switch.
     theirs: default value in DiffSynth-Studio, if it differs from ours. It applies only without --config.
     """
 
@@ -107,7 +107,7 @@ class GroupedOption(click.Option):
 
 @functools.cache
 def _declaration(name: str) -> tuple[OptionInfo, type]:
-    """Return the declaration of an option of TrainConfig, given by its dotted name, and the type of its flag."""
+    """Return (declaration, flag type) for the TrainConfig option with this dotted name."""
     cls: type = TrainConfig
     *sections, last = name.split(".")
     for section in sections:
@@ -123,7 +123,9 @@ def _declaration(name: str) -> tuple[OptionInfo, type]:
 FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
     "Dataset": (
         DiffsynthFlag("dataset_base_path", help="Media folder, sealed dataset, or output folder of sft:data_process."),
-        DiffsynthFlag("dataset_metadata_path", help="Metadata of the media (CSV, JSON or JSONL), one row per clip."),
+        DiffsynthFlag(
+            "dataset_metadata_path", help="Metadata file for the media (CSV, JSON or JSONL), with one row per clip."
+        ),
         DiffsynthFlag("dataset_repeat", help="Number of times to deliver each clip per epoch.  [default: 1]", kind=int),
         DiffsynthFlag("dataset_num_workers", "data.num_workers"),
         DiffsynthFlag("data_file_keys", help="Metadata columns that contain file paths.  [default: image,video]"),
@@ -220,7 +222,7 @@ _RECIPE_FLAGS: Mapping[str, str] = {
     "data.dataset": "--dataset URL",
     "output": "--output FOLDER",
 }
-"""Options of a recipe without a default → their flags."""
+"""Recipe options that have no default → their flags."""
 _ABOUT_TRAINING = ("model.lora.", "model.activation_checkpointing.", "model.trainable", "num_epochs")
 
 
@@ -262,8 +264,8 @@ class TrainRequest:
     def resolve(self, shard: Shard) -> TrainConfig:
         """Return the configuration of the run. If the flags describe a dataset that does not exist yet, shard it first.
 
-        Raises ConfigError for invalid settings, and the same errors as `shard`. Settings are validated before sharding
-        as far as possible without the data.
+        Raises ConfigError for invalid settings, and the same errors as `shard`. As far as possible without the data,
+        settings are validated before sharding starts.
         """
         tree = {} if self.file is None else read_yaml(self.file)
         sets = {line.partition("=")[0].strip(): line.partition("=")[2] for line in self.overrides}

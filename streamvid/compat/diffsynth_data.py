@@ -1,7 +1,7 @@
 """DiffSynth-Studio's --dataset_base_path, and the options of TrainConfig that follow from it.
 
 with --dataset_metadata_path   media and their metadata: sharded into the cache (dataset_cache), then streamed
-manifest of a dataset          streamed as it is
+manifest of a dataset          streamed unchanged
 manifest of features           output of sft:data_process; its train.json names the encoded dataset
 """
 
@@ -28,7 +28,7 @@ Shard: TypeAlias = "Callable[[str, ShardOptions], str]"
 """(source, options) → path of the dataset."""
 
 NOTE = "train.json"
-"""File next to features that specifies their dataset. The features themselves hold no paths."""
+"""File, stored next to features, that names their dataset. The features themselves contain no paths."""
 
 DEFAULT_FILE_KEYS = "image,video"
 DEFAULT_MAX_PIXELS = 1024 * 1024
@@ -41,7 +41,7 @@ _SIZES = {"height": "height", "width": "width", "max_pixels": "max_pixels", "num
 
 @dataclass(frozen=True)
 class DataFlags:
-    """Flags that describe the data, under their original names; None if not given.
+    """Flags that describe the data, under their original names. A flag that is not given is None.
 
     named: options of TrainConfig that are in the file or in --set.
     in_sets: options of TrainConfig that are in --set, which overrides flags.
@@ -83,10 +83,10 @@ class DataFlags:
         return {name: value for name, value in given.items() if value is not None}
 
     def media(self, columns: Sequence[str] | None) -> list[str]:
-        """Return the column of clips, followed by the columns of conditioning inputs.
+        """Return the clip column, followed by the columns of conditioning inputs.
 
-        The flags do not identify the column of clips. It is `video` if there is such a column, otherwise `image`,
-        otherwise the first column.
+        The flags do not identify the clip column. It is `video` if there is such a column, otherwise `image`, otherwise
+        the first column.
 
         columns: metadata columns, or None if unknown.
         """
@@ -104,7 +104,7 @@ class DataFlags:
 
 
 def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOptions) -> ShardOptions:
-    """Return options that shard files unchanged, with sizes and frame counts as DiffSynth-Studio chooses them."""
+    """Return options that shard files unchanged, with the sizes and frame counts that DiffSynth-Studio chooses."""
     from streamvid.buckets.config import BucketConfig, SizeRule
     from streamvid.buckets.frames import FrameRule
     from streamvid.sharder.media_columns import file_keys
@@ -211,7 +211,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
 
 def kind_of(url: str, storage: StorageOptions) -> str | None:
-    """Return "dataset" or "features", depending on the manifest at a URL, or None if there is neither."""
+    """Return "dataset" or "features", depending on the manifest at a URL, or None if neither is there."""
     from streamvid.dataset import manifest, sealed_json
     from streamvid.dataset.features import sidecar
 

@@ -1,4 +1,4 @@
-"""Findings of a run by key, in a temporary file."""
+"""Findings of a run, stored by key in a temporary file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MOST_RECENT = 1 << 16
 class Findings(Mapping[Key, Any]):
     """Mapping of keys to JSON values that uses about 40 bytes of memory per key. Thread-safe.
 
-    Small data stays in memory. Other data is in an unlinked file in the system's temporary directory (TMPDIR), which
-    disappears when the process ends. Keys are looked up by hash. With n keys, the probability that two keys have the
-    same hash is n**2 / 2**65; one of these two keys is then lost. Hashes differ between runs, so the next run finds
+    Small data stays in memory. Larger data is written to an unlinked file in the system's temporary directory (TMPDIR),
+    which disappears when the process ends. Keys are looked up by hash. With n keys, the probability that two keys have
+    the same hash is n**2 / 2**65; one of these two keys is then lost. Hashes differ between runs, so the next run finds
     both.
 
     Methods raise OSError if the file cannot be written or read.

@@ -102,7 +102,7 @@ def include_any(findings: Findings, lines: Iterable[bytes]) -> None:
 
 
 def _entry(line: bytes) -> Iterator[tuple[Key, bytes]]:
-    """Yield the key and the payload of a line, or nothing if the line is damaged or a header."""
+    """Yield the key and the payload of a line, or nothing if the line is damaged or is a header."""
     payload = _payload(line)
     match _json(payload):
         case [*key, _] if all(isinstance(part, str | int) for part in key):

@@ -79,7 +79,7 @@ def start_worker(
 
 
 def _inherited(opens_stores: bool) -> dict[str, str]:
-    """Return the environment for a worker: that of this process, without credentials unless the worker opens stores."""
+    """Return a worker's environment: this process's own, without credentials unless the worker opens stores."""
     if opens_stores:
         return dict(os.environ)
     names = (name for name in os.environ if name in _PASSED or name.startswith(_PASSED_PREFIXES))
@@ -87,7 +87,7 @@ def _inherited(opens_stores: bool) -> dict[str, str]:
 
 
 def end_workers(workers: Sequence[subprocess.Popen[bytes]], grace_seconds: float = 0.0) -> None:
-    """Wait for workers to end by themselves. Kill the workers that still run after `grace_seconds`, and reap all."""
+    """Wait for workers to end by themselves. Kill workers still running after `grace_seconds`. Reap all workers."""
     deadline = time.monotonic() + grace_seconds
     for worker in workers:
         try:

@@ -11,14 +11,14 @@ import threading
 from contextlib import suppress
 
 SHOW_STACK = signal.SIGQUIT
-"""Signal on which a worker that has called `show_stacks` writes its stack to the error stream and continues."""
+"""Signal that makes a worker that has called `show_stacks` write its stack traces to standard error and continue."""
 
 
 def main(entry: str, parent_fd: str, socket_fd: str, *arguments: str) -> None:
     """Call the function `entry`, given as "module:function", with the socket's descriptor number and the arguments.
 
-    All arguments are passed as text. The process ends at once when its parent dies or the other end of the socket is
-    closed.
+    All arguments are passed as text. The process ends immediately when its parent dies or the other end of the socket
+    is closed.
     """
     # The parent handles Ctrl-C and the signals that schedulers send to each process of a job long before its end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, SHOW_STACK):

@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said_as_on_one_machine(built: Built, ray_cluster: RayC
     assert done.returncode == 1 and "all records were rejected, so nothing was built" in done.stderr
     assert "Traceback" not in done.stderr
     done = run_streamvid(*command(built, tmp_path / "dataset", ray_cluster, "--workers", 3), check=False)
-    assert "workers=3: must be at most 1, the number of CPUs of the largest machine in the Ray cluster" in done.stderr
+    assert "workers=3: must be at most 1, the number of CPUs on the largest machine in the Ray cluster" in done.stderr
     done = run_streamvid(*command(built, tmp_path / "other", ray_cluster, "--ray-address", "127.0.0.1:1"), check=False)
     assert "ray_address='127.0.0.1:1': no Ray cluster responds at this address" in done.stderr
     assert not (tmp_path / "other").exists()
