@@ -245,7 +245,7 @@ def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease],
 class _Watch:
     """Observer of leases.
 
-    A lease that changes proves that its holder is alive. Clocks are not compared, because machines may disagree.
+    A lease that changes proves that its holder is alive. The age of a lease does not, because clocks may differ.
     """
 
     def __init__(self, store: Store, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Recipes by name: which factory trains a model, which layers get adapters, and what is supported."""
+"""Recipes by name: which factory builds a training module, which layers get adapters, and what is supported."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Recipe of a model family.
+    """Recipe for a model family.
 
     name: name on the command line.
-    title: name in documents.
+    title: name in the documentation.
     factory: import path of the function that builds the training module.
-    pipelines: classes of diffusers pipelines, as model_index.json names them, that the recipe trains.
+    pipelines: class names (from model_index.json) of the diffusers pipelines that the recipe trains.
     kinds: kinds of models that the recipe trains; the model's folder determines which.
-    presets: bucket presets of the model, the first one by default.
-    lora_targets: layers that get adapters, as `model.lora.target_modules`.
-    base_model: child that trains.
-    base_models: for models with two experts, the child or children (separated by commas) that train, by the value of
-        the option `expert`.
-    inputs: conditioning inputs that the model uses, as `data.extra_inputs`.
+    presets: bucket presets for the model; the first one is the default.
+    lora_targets: layers that get adapters, in the form of `model.lora.target_modules`.
+    base_model: child module that is trained.
+    base_models: for models with two experts, maps each value of the option `expert` to the child modules that are
+        trained, separated by commas.
+    inputs: conditioning inputs that the model uses, in the form of `data.extra_inputs`.
     example: id of a model of this family on the Hugging Face Hub.
     options: additional options of TrainConfig, by dotted name.
     """

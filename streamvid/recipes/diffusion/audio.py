@@ -16,7 +16,7 @@ _LEAST = 1e-5
 
 
 def encode_audio(vae: Any, audio: Tensor) -> Tensor:
-    """Encode audio (B, channels, samples) as normalized latents, float32 (B, L, C). C combines channels and bins."""
+    """Encode audio (B, channels, samples) as normalized float32 latents (B, L, C). C combines channels and bins."""
     config, rows = vae.config, []
     for clip in audio:  # one at a time, because the last bits depend on the batch size
         mel = log_mel(clip[None], rate=config.sample_rate, hop=config.mel_hop_length, num_bins=config.mel_bins)
@@ -26,23 +26,23 @@ def encode_audio(vae: Any, audio: Tensor) -> Tensor:
 
 
 def check_audio(batch: Batch, num_channels: int, rate: int, preset: str) -> None:
-    """Raise ConfigError if a batch's audio has another number of channels or another sample rate than the model.
+    """Raise ConfigError unless a batch's audio has the number of channels and the sample rate that the model needs.
 
-    preset: audio preset of the model.
+    preset: audio preset for the model.
     """
     rates = batch.fps[~batch.fps.isnan()]
     _, channels, count = batch.audio.shape
     seconds = batch.bucket.num_frames / float(rates[0]) if len(rates) else count / rate
     if channels != num_channels or abs(count / rate - seconds) > 0.1 + 0.1 * seconds:
         raise ConfigError(
-            f"output.audio: bucket {batch.bucket.id} has {channels} channels and {count} samples for {seconds:.3g} s, "
-            f"but this model needs {num_channels} channels and {rate} samples per second; set data.loader: "
-            f"{{output: {{audio: {{preset: {preset}}}}}}}"
+            f"output.audio: the audio in bucket {batch.bucket.id} has {channels} channels and {count} samples for "
+            f"{seconds:.3g} s, but this model needs {num_channels} channels and {rate} samples per second; set "
+            f"data.loader: {{output: {{audio: {{preset: {preset}}}}}}}"
         )
 
 
 def log_mel(waveform: Tensor, *, rate: int, hop: int, num_bins: int, num_fft: int = 1024) -> Tensor:
-    """Return log-mel spectrograms (…, samples // hop + 1, num_bins) of waveforms (…, samples) with values in -1..1.
+    """Compute log-mel spectrograms (…, samples // hop + 1, num_bins) from waveforms (…, samples) with values in -1..1.
 
     The magnitudes of a centered Fourier transform with a Hann window are weighted by triangles of area 1 on Slaney's
     mel scale, as in `AudioProcessor` of Lightricks/LTX-2 (packages/ltx-core/src/ltx_core/model/audio_vae/ops.py at

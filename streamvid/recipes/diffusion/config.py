@@ -34,10 +34,11 @@ class DiffusionConfig(Options):
     dtype: Precision = option(
         "float32", help="Precision of the transformer's frozen weights; trained weights are float32."
     )
-    encoder_dtype: Precision = option("bfloat16", help="Precision of text and image encoders.")
+    encoder_dtype: Precision = option("bfloat16", help="Precision of the text and image encoders.")
     vae_dtype: Precision = option("float32", help="Precision of the VAE.")
     posterior: Literal["mean", "sample"] = option(
-        "mean", help="Use the mean of the VAE's latent distribution, or draw from it with the sample's seed."
+        "mean",
+        help="Use the mean of the VAE's latent distribution, or draw from the distribution with the sample's seed.",
     )
     max_text_tokens: int | None = option(None, minimum=1, help="Text length in tokens.", shown_default="the family's")
     time_sampling: Sampling = option("logit-normal", help="Distribution of training times before the shift.")
@@ -48,7 +49,7 @@ class DiffusionConfig(Options):
     )
     weighting: Weighting = option("none", help="Weighting of the loss by time.")
     image: str | None = option(
-        None, help="Conditioning input that contains first frames.", shown_default="the first frame of each clip"
+        None, help="Conditioning input that contains the first frames.", shown_default="the first frame of each clip"
     )
     first_frame: float = option(
         0.0,
@@ -61,7 +62,7 @@ class DiffusionConfig(Options):
         (0.1, 0.3, 0.5, 0.7, 0.9), help=("Diffusion times at which the held-out loss is computed.")
     )
     sample_steps: int = option(30, minimum=1, help="Number of sampling steps.")
-    guidance: float = option(5.0, minimum=0, help="Guidance scale of samples.")
+    guidance: float = option(5.0, minimum=0, help="Guidance scale for sampling.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +73,7 @@ class DiffusionConfig(Options):
 
 
 ENCODER_ARGS = ("model", "encoder_dtype", "vae_dtype", "posterior", "max_text_tokens", "image")
-"""Options that the output of `encode` depends on."""
+"""Options on which the output of `encode` depends."""
 
 
 def torch_dtype(name: Precision) -> torch.dtype:

@@ -27,7 +27,7 @@ _PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """Folder of a pipeline.
+    """Folder that contains a diffusers pipeline.
 
     index: content of `model_index.json`; a component is a list [library, class].
     """
@@ -62,7 +62,7 @@ class ModelFolder:
         if found is None or found not in allowed:
             raise ConfigError(
                 f"{self.root / INDEX}: {name} is {found}, but this recipe needs {' or '.join(allowed)}; choose the "
-                "recipe of this model's family"
+                "recipe for this model's family"
             )
         if file is not None:
             self._require(name)
@@ -80,7 +80,7 @@ class ModelFolder:
         """Load an image processor. Raises ConfigError if it cannot be loaded."""
         found = self.class_of(name)
         if found is None or "ImageProcessor" not in found:
-            raise ConfigError(f"{self.root / INDEX}: {name} is {found}; allowed: an image processor of transformers")
+            raise ConfigError(f"{self.root / INDEX}: {name} is {found}; must be an image processor from transformers")
         return self._from_pretrained(_class(found), name)
 
     def scheduler(self) -> Any:

@@ -21,10 +21,11 @@ def channels_first(batch: Batch, video: Tensor) -> Tensor:
 
 
 def video_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
-    """Return a control video with values in -1..1, (B, 3, T, H, W) like `like`, or None without this input.
+    """Return a control video with values in -1..1 and the shape of `like`, or None if the batch lacks this input.
 
-    The video is 0 for samples that lack this input.
-    Raises ConfigError for an input of another kind.
+    All values are 0 for samples that lack this input.
+    like: tensor (B, 3, T, H, W).
+    Raises ConfigError if the input is not a video of this shape.
     """
     if not _has(batch, name):
         return None
@@ -38,7 +39,7 @@ def video_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
 
 
 def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
-    """Return a mask with values 0 and 1, (B, 1, T, H, W), or None without this input.
+    """Return a mask (B, 1, T, H, W) with values 0 and 1, or None if the batch lacks this input.
 
     Stored values of 128 and more become 1, and smaller values become 0. For samples that lack a mask, all values are 1.
     Raises ConfigError if the largest stored value is from 1 to 127, as in masks of class ids.
@@ -58,16 +59,17 @@ def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
 
 
 def image_inputs(batch: Batch, name: str, like: Tensor) -> Tensor | None:
-    """Return reference images with values in -1..1, (B, 3, N, H, W), or None without this input.
+    """Return reference images (B, 3, N, H, W) with values in -1..1, or None if the batch lacks this input.
 
-    Raises ConfigError if a sample has fewer images than others.
+    Raises ConfigError if a sample has fewer images than another sample.
     """
     if not _has(batch, name):
         return None
     if not bool(_present(batch, name, is_all=True).all()):
         raise ConfigError(
-            f"a sample has fewer images of the conditioning input {name} than others, but all samples need the same "
-            f"number; shard with --media image:{name}=COLUMN, without a question mark, and with lists of equal lengths"
+            f"a sample has fewer images in the conditioning input {name} than another sample, but all samples need the "
+            f"same number; shard with --media image:{name}=COLUMN, without a question mark, and with lists of equal "
+            "lengths"
         )
     values = batch.normalized(torch.float32, medium=name)
     if values.ndim == 6:
@@ -81,11 +83,11 @@ def _has(batch: Batch, name: str) -> bool:
 
 
 def _first_channel(batch: Batch, name: str) -> Tensor:
-    """Return the values of a mask, (B, 1, T, H, W). For a mask that is stored as pictures, return the first channel."""
+    """Return a mask (B, 1, T, H, W). If it is stored as pictures, the result is their first channel."""
     return channels_first(batch, batch.media[name])[:, :1]
 
 
 def _present(batch: Batch, name: str, is_all: bool = False) -> Tensor:
-    """Return which samples have at least one image of an input or, with `is_all`, all images of it: bool (B,)."""
+    """Return a bool tensor (B,): True for samples with at least one image or, with `is_all`, all images of an input."""
     found: Tensor = batch.media_present[name].to(batch.media[name].device)
     return found if found.ndim == 1 else found.all(dim=1) if is_all else found.any(dim=1)

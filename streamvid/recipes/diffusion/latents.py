@@ -28,7 +28,7 @@ def normalize(vae: nn.Module, latents: Tensor) -> Tensor:
 
 
 def encode_clips(vae: Any, video: Tensor, posterior: str, seeds: list[int]) -> Tensor:
-    """Encode floats (B, 3, T, H, W) in -1..1 as normalized latents, float32 (B, C, t, h, w).
+    """Encode videos (B, 3, T, H, W) with values in -1..1 as normalized float32 latents (B, C, t, h, w).
 
     posterior: "mean" to use the mean of the posterior; "sample" to draw from the posterior with each sample's seed.
     """
@@ -45,7 +45,10 @@ def encode_clips(vae: Any, video: Tensor, posterior: str, seeds: list[int]) -> T
 
 
 def _per_channel(vae: nn.Module, name: str, latents: Tensor) -> Tensor | None:
-    """Return the statistic `name`, (1, C, 1, 1, 1), from the VAE's config or buffers, or None if the VAE lacks it."""
+    """Return a statistic of the VAE's latents from its config or buffers, or None if the VAE lacks the statistic.
+
+    The result has shape (1, C, 1, 1, 1).
+    """
     found = getattr(vae.config, name, None)
     if found is None:
         found = vae._buffers.get(name)

@@ -22,13 +22,13 @@ def over(times: Tensor, like: Tensor) -> Tensor:
 
 
 def mix(latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-    """Return the latents at the given times on straight paths to the noise."""
+    """Mix latents with noise: return the points at the given times on straight paths from the latents to the noise."""
     t = over(times, latents)
     return (1 - t) * latents + t * noise
 
 
 def squared_error(predicted: Tensor, target: Tensor, given: Tensor | None = None) -> Tensor:
-    """Return the mean squared error per sample (B,) of tensors (B, C, t, h, w).
+    """Return the mean squared error per sample, with shape (B,), of tensors (B, C, t, h, w).
 
     given: bool (B,), True for samples whose first latent frame is excluded because it is an input of the model.
     """
@@ -42,7 +42,7 @@ def squared_error(predicted: Tensor, target: Tensor, given: Tensor | None = None
 
 
 def weights_of(times: Tensor, weighting: Weighting, shift: float = 1.0) -> Tensor:
-    """Return the weight of the loss at each time (B,).
+    """Return the loss weight for each time, with shape (B,).
 
     "cosmap" and "sigma-sqrt" are the weightings of Stable Diffusion 3 (`compute_loss_weighting_for_sd3` of diffusers
     0.42.1). "bell" is the weighting of DiffSynth-Studio (`set_training_weight`, diffsynth/diffusion/flow_match.py at

@@ -14,22 +14,22 @@ from streamvid.errors import ConfigError
 from streamvid.modules.parts import some
 from streamvid.modules.weight_files import SAFETENSORS, read_state
 
-_SAME = "use the file and the folder of the same model"
+_SAME = "use a file and a folder that belong to the same model"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) -> nn.Module:
-    """Build a model of a diffusers class with the weights of a file. No random numbers are drawn.
+    """Build a model of a diffusers class with weights from a file. No random numbers are drawn.
 
-    file: safetensors file with the names of the original code, or with those of diffusers, which may begin with
-        `transformer.`.
+    file: safetensors file. Its tensors have the names used by the original code or by diffusers; the latter may begin
+        with `transformer.`.
     config: folder with the config.json of the model.
-    Raises ConfigError for a file that is damaged, quantized or of another model.
+    Raises ConfigError if the file is damaged or quantized, or belongs to another model.
     """
     if file.suffix != SAFETENSORS:
         raise ConfigError(f"{file}: must be a {SAFETENSORS} file; other formats can run code when they are read")
     if not hasattr(kind, "from_single_file"):
-        raise ConfigError(f"diffusers cannot read {kind.__name__} from a single file; use the folder of the model")
+        raise ConfigError(f"diffusers cannot read {kind.__name__} from a single file; use the model's folder")
     state = _plain(read_state([file]), f"{config.name}.")
     _require_floats(state, file)
     with quiet():
@@ -44,13 +44,14 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
     lacking = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     if lacking:
         raise ConfigError(
-            f"{file} lacks the tensors {some(lacking)} of {kind.__name__}; use a file and a folder of the same model"
+            f"{file} lacks the tensors {some(lacking)}, which {kind.__name__} needs; use a file and a folder that "
+            "belong to the same model"
         )
     return _cast(module, dtype).eval()
 
 
 def single_file_remedy(file: str) -> str:
-    """Return advice for a user who gave a file instead of a model's folder."""
+    """Return advice for a user who specified a file instead of a model's folder."""
     return (
         "use the folder of the pipeline that it belongs to, for the VAE and the text encoders, and the file for the "
         f"transformer: --model FOLDER --set model.args.transformer={file}"

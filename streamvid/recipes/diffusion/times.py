@@ -1,4 +1,4 @@
-"""Random numbers of a training step, and the distribution of its times.
+"""Random numbers for a training step, and the distribution of its times.
 
 Every sample draws from its own seed, so its loss does not depend on the rest of its batch. An increasing function maps
 uniform numbers to times, so a part of the distribution (such as that of one of two experts) can be drawn exactly.
@@ -23,7 +23,7 @@ _EDGE = 1e-5
 
 @dataclass(frozen=True)
 class NoiseDraw:
-    """Random numbers of a batch.
+    """Random numbers for a batch.
 
     noise: float32 (B, C, t, h, w).
     times: float32 (B,) in 0..1.
@@ -53,7 +53,7 @@ def uniform_numbers(shape: Sequence[int], seeds: Sequence[int], device: torch.de
 def times_of(
     numbers: Tensor, config: DiffusionConfig, shift: float, interval: tuple[float, float] = (0.0, 1.0)
 ) -> Tensor:
-    """Map uniform numbers (B,) to times (B,) of the configured distribution, restricted to `interval`."""
+    """Map uniform numbers (B,) to times (B,) from the configured distribution, restricted to `interval`."""
     low, high = (_number_of(edge, config, shift) for edge in interval)
     numbers = (low + (high - low) * numbers).clamp(_EDGE, 1 - _EDGE)
     if config.time_sampling == "logit-normal":

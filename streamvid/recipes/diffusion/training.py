@@ -32,7 +32,7 @@ CLASSES = Mapping[str, tuple[str, ...]]
 
 
 class DiffusionTraining(nn.Module):
-    """Training module. Attributes in capitals are set by the family.
+    """Training module of a diffusion model. Each family sets the attributes in capitals.
 
     PIPELINES: names of the diffusers pipelines that the family trains.
     DENOISERS: components that train, with their allowed classes.
@@ -68,7 +68,7 @@ class DiffusionTraining(nn.Module):
         if folder.pipeline not in self.PIPELINES:
             raise ConfigError(
                 f"{folder.root / INDEX}: _class_name is {folder.pipeline}, but this recipe needs "
-                f"{' or '.join(self.PIPELINES)}; choose the recipe of this model's family"
+                f"{' or '.join(self.PIPELINES)}; choose the recipe for this model's family"
             )
         self.scheduler = folder.scheduler()
         if config.first_frame and not self.takes_first_frame():
@@ -96,7 +96,7 @@ class DiffusionTraining(nn.Module):
         return False
 
     def is_unused(self, name: str) -> bool:
-        """Return True if the loss of some or all batches does not depend on the parameter with this name."""
+        """Return True if, for some or all batches, the loss does not depend on the parameter with this name."""
         return False
 
     @property
@@ -131,7 +131,7 @@ class DiffusionTraining(nn.Module):
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> dict[str, Tensor | list[Tensor]]:
-        """Return `latents`, float32 (B, C, t, h, w), the encoded texts, and the family's conditions."""
+        """Return the float32 `latents` (B, C, t, h, w), the encoded texts, and the family's conditions."""
         video = channels_first(batch, batch.normalized(torch.float32))
         self.check_size((video.shape[2], video.shape[3], video.shape[4]), batch.bucket.id)
         found = latent_space.encode_clips(self.vae, video, self.config.posterior, batch.sample_seeds)
@@ -146,7 +146,7 @@ class DiffusionTraining(nn.Module):
         return {}
 
     def encode_text(self, texts: list[str], images: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
-        """Return the outputs of the pipeline's `encode_prompt`, (B, …) by name.
+        """Return the outputs of the pipeline's `encode_prompt` by name, each with shape (B, …).
 
         images: uint8 (B, 3, H, W), for text encoders that see the first frame.
         """
@@ -177,7 +177,7 @@ class DiffusionTraining(nn.Module):
     # Training
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss`, float32 (B,), with noise and time drawn from each sample's seed."""
+        """Return the float32 `loss` (B,). Each sample's noise and time are drawn from its seed."""
         return {"loss": self.losses(batch, self.draw(batch))}
 
     @torch.no_grad()
@@ -196,7 +196,7 @@ class DiffusionTraining(nn.Module):
         return {"loss": torch.stack(list(found.values())).mean(dim=0), **found}
 
     def draw(self, batch: Batch) -> NoiseDraw:
-        """Draw noise and times of a batch from its seeds."""
+        """Draw noise and times for a batch from its seeds."""
         latents = self.latents_of(batch)
         noise, numbers = uniform_numbers(latents.shape[1:], batch.sample_seeds, latents.device)
         times = times_of(numbers[:, 0], self.config, self.time_shift(latents), self.interval())
@@ -204,7 +204,7 @@ class DiffusionTraining(nn.Module):
         return NoiseDraw(noise, times, numbers[:, 1], given)
 
     def latents_of(self, batch: Batch) -> Tensor:
-        """Return the latents to which noise is added, float32 (B, C, t, h, w)."""
+        """Return the float32 latents (B, C, t, h, w) to which noise is added."""
         found: Tensor = batch.latents.float()
         return found
 
@@ -215,7 +215,7 @@ class DiffusionTraining(nn.Module):
         return scheduler_shift(self.scheduler.config, self.num_tokens(latents))
 
     def num_tokens(self, latents: Tensor) -> int:
-        """Return the number of tokens of one sample of latents (B, C, t, h, w)."""
+        """Return the number of tokens per sample for latents (B, C, t, h, w)."""
         patch = self.denoiser.config.patch_size
         t, h, w = patch if isinstance(patch, list | tuple) else (1, patch, patch)
         return int((latents.shape[2] // t) * (latents.shape[3] // h) * (latents.shape[4] // w))
@@ -225,7 +225,7 @@ class DiffusionTraining(nn.Module):
         return (0.0, 1.0)
 
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
-        """Return the weighted flow-matching loss per sample, float32 (B,)."""
+        """Return the weighted flow-matching loss per sample, with shape (B,)."""
         latents = self.latents_of(batch)
         predicted = self.predict(self.noisy_latents(latents, drawn, batch), drawn, batch)
         errors = losses.squared_error(predicted, drawn.noise - latents, drawn.given)
@@ -338,17 +338,17 @@ class DiffusionTraining(nn.Module):
         """
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
-        """Return the arguments of the pipeline for the text of one sample."""
+        """Return the pipeline's arguments for the text of one sample."""
         return self.prompt_arguments(
             {name: batch[name][row : row + 1] for name in self.TEXT_OUTPUTS if name is not None}
         )
 
     def negative_arguments(self) -> dict[str, Tensor]:
-        """Return the arguments of the pipeline for the empty text that guidance moves away from."""
+        """Return the pipeline's arguments for the empty text, from which guidance moves away."""
         return self.prompt_arguments({f"negative_{name}": rows for name, rows in self.encode_text([""]).items()})
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the arguments of the pipeline for encoded texts (1, …) by name."""
+        """Return the pipeline's arguments for encoded texts. texts: tensors (1, …) by name."""
         return texts
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
@@ -358,7 +358,7 @@ class DiffusionTraining(nn.Module):
     # Sizes and first frames
 
     def first_frames(self, batch: Batch, video: Tensor) -> Tensor:
-        """Return the first frames of the clips or of the configured input: floats (B, 3, 1, H, W) in -1..1."""
+        """Return the first frames of the clips or of the configured input, as floats (B, 3, 1, H, W) in -1..1."""
         if self.config.image is None:
             return video[:, :, :1]
         if self.config.image not in getattr(batch, "media", {}):
@@ -373,17 +373,17 @@ class DiffusionTraining(nn.Module):
         raise NotImplementedError
 
     def check_size(self, size: tuple[int, int, int], bucket: str) -> None:
-        """Raise ConfigError if a video of this size (T, H, W) cannot be encoded without cropping it."""
+        """Raise ConfigError if a video of this size (T, H, W) cannot be encoded without cropping."""
         temporal, spatial = self.size_factors()
         if (size[0] - 1) % temporal or size[1] % spatial or size[2] % spatial:
             raise ConfigError(
                 f"bucket {bucket} has shape {size}, but this model needs {temporal}·k + 1 frames and sides that are "
-                f"multiples of {spatial}; shard the dataset with a preset of this model (`streamvid presets`)"
+                f"multiples of {spatial}; shard the dataset with a preset for this model (`streamvid presets`)"
             )
 
 
 def cast_inputs(module: Any) -> RemovableHandle:
-    """Cast the floating-point inputs of a model to the dtype of the model, except for times.
+    """Cast a model's floating-point inputs, except for times, to the dtype of the model.
 
     Inputs are cast until the returned hook is removed.
     """
@@ -407,14 +407,14 @@ def as_pixels(frames: Tensor) -> Tensor:
 
 
 def as_image(pixels: Tensor) -> Any:
-    """Return pixels, uint8 (3, H, W), as a Pillow image."""
+    """Return uint8 pixels (3, H, W) as a Pillow image."""
     from PIL import Image
 
     return Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
 
 
 def blank_images(batch: Batch, count: int) -> list[Any]:
-    """Return black images with the size of a batch's bucket."""
+    """Return `count` black images with the size of a batch's bucket."""
     from PIL import Image
 
     return [Image.new("RGB", (batch.bucket.width, batch.bucket.height))] * count

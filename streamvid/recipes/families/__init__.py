@@ -1,1 +1,1 @@
-"""Recipes of published video models, one file per family. They read the folders of diffusers pipelines."""
+"""Recipes for published video models, one file per family. They read the folders of diffusers pipelines."""

@@ -64,7 +64,7 @@ class CogVideoXTraining(DiffusionTraining):
         return self.folder.pipeline == IMAGE_TO_VIDEO
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
-        """Return the text length of the transformer's config."""
+        """Return the text length from the transformer's config."""
         return {
             **super().prompt_settings(text, image),
             "max_sequence_length": self.transformer.config.max_text_seq_length,
@@ -93,7 +93,7 @@ class CogVideoXTraining(DiffusionTraining):
         }
 
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
-        """Return the loss of the velocity per sample, float32 (B,)."""
+        """Return the velocity loss per sample, with shape (B,)."""
         latents = self.latents_of(batch)
         steps = self.timesteps(drawn)
         alphas = losses.over(self.scheduler.alphas_cumprod.to(latents.device)[steps], latents)
@@ -106,7 +106,7 @@ class CogVideoXTraining(DiffusionTraining):
         return self.padded(super().latents_of(batch))
 
     def padded(self, latents: Tensor) -> Tensor:
-        """Return latents, preceded by copies of the first frame if the transformer merges several frames."""
+        """Pad latents at the start with copies of their first frame if the transformer merges several frames."""
         num_added = -latents.shape[2] % (self.transformer.config.patch_size_t or 1)
         return torch.cat([latents[:, :, :1].expand(-1, -1, num_added, -1, -1), latents], dim=2)
 
@@ -129,7 +129,7 @@ class CogVideoXTraining(DiffusionTraining):
         return torch.cat([noisy, torch.cat([image, torch.zeros_like(noisy[:, :, 1:])], dim=2)], dim=1)
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity."""
+        """Return the predicted velocity."""
         model, config = self.transformer, self.transformer.config
         tokens = self.model_input(noisy, drawn, batch).transpose(1, 2)
         found: Tensor = model(
@@ -143,7 +143,7 @@ class CogVideoXTraining(DiffusionTraining):
         return found.transpose(1, 2)
 
     def _rotary(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the positions of latents (B, t, C, h, w)."""
+        """Return the cosines and sines that encode the positions of latents (B, t, C, h, w)."""
         from diffusers.models.embeddings import get_3d_rotary_pos_embed
         from diffusers.pipelines.cogvideo.pipeline_cogvideox import get_resize_crop_region_for_grid
 

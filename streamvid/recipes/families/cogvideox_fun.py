@@ -45,7 +45,7 @@ class CogVideoXFunTraining(CogVideoXTraining):
     PIPELINES = ("CogVideoXFunControlPipeline",)
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return `control`, latents (B, C, t, h, w) of the control video."""
+        """Return `control`: the latents (B, C, t, h, w) of the control video."""
         found = video_input(batch, "control", video)
         if found is None:
             raise ConfigError(

@@ -73,7 +73,7 @@ class HunyuanVideoTraining(DiffusionTraining):
         return vae.temporal_compression_ratio, vae.spatial_compression_ratio * self.transformer.config.patch_size
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
-        """Return no further arguments."""
+        """Return no additional arguments."""
         return {}
 
     def model_input(self, noisy: Tensor, batch: Batch) -> Tensor:
@@ -81,7 +81,7 @@ class HunyuanVideoTraining(DiffusionTraining):
         return noisy
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity."""
+        """Return the predicted velocity."""
         model = self.transformer
         has_guidance = model.config.guidance_embeds
         found: Tensor = model(
@@ -128,7 +128,8 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         """
         if self.replaces() and size[0] == 1:
             raise ConfigError(
-                f"bucket {bucket} contains images, but this model gets the first frame and predicts the others; "
+                f"bucket {bucket} contains images, but this model is given the first frame and predicts the remaining "
+                "frames; "
                 'to select only videos, set data.loader: {where: "num_frames > 1"}'
             )
         super().check_size(size, bucket)

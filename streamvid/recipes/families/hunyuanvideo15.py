@@ -75,7 +75,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return {}
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """For image to video, return the first frame: its pixels, latents (B, C, 1, h, w) and states of SigLIP."""
+        """For image to video, return the first frame: its pixels, latents (B, C, 1, h, w) and SigLIP states."""
         if not self.uses_image():
             return {}
         first = self.first_frames(batch, video)
@@ -90,7 +90,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return name.startswith((f"{last}attn.to_add_out.", f"{last}ff_context."))
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity."""
+        """Return the predicted velocity."""
         model = self.transformer
         if model.config.use_meanflow:
             raise ConfigError(
@@ -120,7 +120,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return pipe
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return the pipeline's guider, set to the guidance scale for samples."""
+        """Return the pipeline's guider, set to the guidance scale for sampling."""
         from diffusers import ClassifierFreeGuidance
 
         return {"guider": ClassifierFreeGuidance(guidance_scale=self.config.guidance)}

@@ -48,7 +48,7 @@ def pack(latents: Tensor) -> Tensor:
 
 
 def per_token_times(drawn: NoiseDraw, latents: Tensor) -> Tensor:
-    """Return times (B, t·h·w) of the tokens of latents (B, C, t, h, w): 0 for given first frames."""
+    """Return the time (B, t·h·w) of each token of latents (B, C, t, h, w), which is 0 for given first frames."""
     per_frame = drawn.times[:, None].expand(-1, latents.shape[2]).clone()
     per_frame[drawn.given, 0] = 0
     return per_frame.repeat_interleave(latents.shape[3] * latents.shape[4], dim=1)
@@ -76,7 +76,7 @@ class LtxTraining(DiffusionTraining):
         return {"first_frame": as_pixels(self.first_frames(batch, video))} if self.config.first_frame == 1 else {}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity."""
+        """Return the predicted velocity."""
         model, (t, h, w) = self.transformer, noisy.shape[2:]
         rates = batch.fps.nan_to_num(DEFAULT_RATE).to(noisy).view(-1, 1, 1, 1, 1)
         temporal, spatial = self.compression()

@@ -99,7 +99,7 @@ class Ltx2Training(LtxTraining):
         return {**found, "audio_latents": latents, "has_audio": batch.audio_present.to(latents.device)}
 
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
-        """Return the loss of the video, plus the loss of the audio for samples with audio, float32 (B,)."""
+        """Return the loss per sample, with shape (B,): video loss, plus audio loss for samples with audio."""
         if "audio_latents" not in batch:
             return super().losses(batch, drawn)
         latents, audio, noise = self.latents_of(batch), batch.audio_latents.float(), self.audio_noise(batch)
@@ -123,7 +123,7 @@ class Ltx2Training(LtxTraining):
         return uniform_numbers(latents.shape[1:], seeds, latents.device)[0]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity of the video, without audio."""
+        """Return the predicted velocity of the video, without audio."""
         return self._velocities(slice(None), noisy, None, drawn, batch)[0]
 
     def _velocities(
@@ -163,9 +163,9 @@ class Ltx2Training(LtxTraining):
         return "LTX2ImageToVideoPipeline" if self.config.first_frame == 1 else "LTX2Pipeline"
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
-        """Return the text input of the pipeline's connectors. It is computed here, because it is not stored."""
+        """Return the text input for the pipeline's connectors. It is computed here, because it is not stored."""
         return self._text_states(batch.text[row])
 
     def negative_arguments(self) -> dict[str, Tensor]:
-        """Return the input of the pipeline's connectors for an empty text."""
+        """Return the input for the pipeline's connectors that represents an empty text."""
         return {f"negative_{name}": states for name, states in self._text_states("").items()}

@@ -88,7 +88,7 @@ class WanTraining(DiffusionTraining):
         return config.scale_factor_temporal, config.scale_factor_spatial * self.denoiser.config.patch_size[1]
 
     def encode_text(self, texts: list[str], images: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
-        """Return text states, B tensors (L_i, D), without the zeros after the last token."""
+        """Return the text states as B tensors (L_i, D), without the zeros after the last token."""
         states = super().encode_text(texts, images)["prompt_embeds"]
         lengths = [int(row.any(dim=-1).nonzero().max()) + 1 for row in states]
         return {"prompt_embeds": [row[:length] for row, length in zip(states, lengths, strict=True)]}
@@ -154,7 +154,7 @@ class WanTraining(DiffusionTraining):
         return found
 
     def other_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return additional inputs of the transformer, (B, …) by name."""
+        """Return additional inputs for the transformer by name, each with shape (B, …)."""
         return {"encoder_hidden_states_image": batch.image_embeds} if "image_embeds" in batch else {}
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class WanVaceTraining(WanTraining):
     _is_warned = False
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return `control`, (B, 2·C + 64, n + t, h, w): latents and mask of n reference images and t control frames."""
+        """Return `control` (B, 2·C + 64, n + t, h, w): latents and masks of n reference images and t control frames."""
         control, mask = video_input(batch, "control", video), mask_input(batch, "mask", video)
         references = image_inputs(batch, "reference", video)
         if control is None and mask is None and references is None:
@@ -81,7 +81,7 @@ class WanVaceTraining(WanTraining):
         return encode_clips(self.vae, video, "mean", batch.sample_seeds)
 
     def _mask_latents(self, mask: Tensor, latents: Tensor) -> Tensor:
-        """Return a mask (B, 1, T, H, W) with the pixels of each latent as channels, (B, 64, t, h, w)."""
+        """Rearrange a mask (B, 1, T, H, W) into (B, 64, t, h, w): the pixels of each latent become channels."""
         size, factor = latents.shape[2:], self.vae.config.scale_factor_spatial
         cells = nn.functional.pixel_unshuffle(mask.transpose(1, 2), factor).transpose(1, 2)
         return nn.functional.interpolate(cells, size=tuple(size), mode="nearest-exact")
@@ -90,12 +90,13 @@ class WanVaceTraining(WanTraining):
         if not self._is_warned:
             self._is_warned = True
             _log.warning(
-                "the batch has no conditioning input `control`, `mask` or `reference`, so this model would train as "
-                "a text-to-video model; shard with --media control=COLUMN, and set data.extra_inputs: [control]"
+                "the batch has no conditioning input `control`, `mask` or `reference`, so this model trains as a "
+                "text-to-video model; to train with conditions, shard with --media control=COLUMN, and set "
+                "data.extra_inputs: [control]"
             )
 
     def latents_of(self, batch: Batch) -> Tensor:
-        """Return the latents to which noise is added: those of the reference images, then those of the clip."""
+        """Return the latents to which noise is added: the reference images' latents, followed by the clip's latents."""
         latents = super().latents_of(batch)
         return torch.cat([self._references(batch, latents.shape), latents], dim=2)
 

@@ -12,7 +12,7 @@ NUM_BANDS = 32
 
 
 class BandEncoder(nn.Module):
-    """Encoder of audio as the log loudness of frequency bands. A silent window gives a state of zeros."""
+    """Encoder that turns audio into the log loudness of frequency bands. A silent window becomes a state of zeros."""
 
     taper: Tensor
     bands: Tensor

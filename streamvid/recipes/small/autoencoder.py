@@ -32,8 +32,8 @@ CELL = (1, 4, 4)
 class AutoencoderConfig(Options):
     """Configuration of the autoencoder."""
 
-    outer_width: int = option(48, minimum=1, help="Channels at a quarter of the frame size.")
-    inner_width: int = option(64, minimum=1, help="Channels at an eighth of the frame size.")
+    outer_width: int = option(48, minimum=1, help="Number of channels at a quarter of the frame size.")
+    inner_width: int = option(64, minimum=1, help="Number of channels at an eighth of the frame size.")
     latent_channels: int = option(16, minimum=1, help="Number of channels of the latents.")
 
 
@@ -68,7 +68,7 @@ class Residual(nn.Module):
 
 
 class UpsampleTime(nn.Module):
-    """Upsampling of T frames to 2T - 1: each frame except the first becomes two frames."""
+    """Layer that upsamples T frames to 2T - 1: each frame except the first becomes two frames."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class UpsampleTime(nn.Module):
 
 
 class UpsampleSpace(nn.Module):
-    """Upsampling of height and width by 2."""
+    """Layer that upsamples height and width by 2."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Autoencoder(nn.Module):
         return (self.config.latent_channels, (size[0] + 2) // 4 + 1, -(-size[1] // 8), -(-size[2] // 8))
 
     def encode(self, video: Tensor) -> Tensor:
-        """Encode floats (B, 3, T, H, W) in -1..1 as (B, C, t, h, w). Pads T to 4k+1, and H and W to multiples of 8."""
+        """Encode a video (B, 3, T, H, W) in -1..1 as (B, C, t, h, w). Pads T to 4k+1, and H and W to multiples of 8."""
         _, t, h, w = self.latent_shape((video.shape[2], video.shape[3], video.shape[4]))
         video = fill_up(video, (4 * t - 3, 8 * h, 8 * w))
         cells = patchify(video, CELL).reshape(video.shape[0], video.shape[2], 2 * h, 2 * w, -1).permute(0, 4, 1, 2, 3)
@@ -153,7 +153,7 @@ def save_autoencoder(model: Autoencoder, path: Path, facts: dict[str, str]) -> N
 def load_autoencoder(path: Path | None = None) -> Autoencoder:
     """Load a frozen float32 autoencoder from a file written by `save_autoencoder`, by default the shipped file.
 
-    No random numbers are drawn. Raises ConfigError if the file is missing or has another format.
+    No random numbers are drawn. Raises ConfigError if the file is missing or has an unsupported format.
     """
     source = path or SHIPPED
     try:
@@ -163,7 +163,7 @@ def load_autoencoder(path: Path | None = None) -> Autoencoder:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"its metadata has no {error}" if isinstance(error, KeyError) else error
         raise ConfigError(
-            f"cannot load autoencoder {str(source)!r}: {reason}; use a file written by "
-            "tools/train_autoencoder.py, or null for the shipped weights"
+            f"cannot load autoencoder {str(source)!r}: {reason}; use a file written by tools/train_autoencoder.py, or "
+            "specify null to use the shipped weights"
         ) from None
     return model.eval().requires_grad_(False)

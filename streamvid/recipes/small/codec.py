@@ -18,7 +18,7 @@ Size = tuple[int, int, int]
 
 
 def grid_size(size: Size, patch: Size) -> Size:
-    """Return the number of patches (t, h, w) that cover a video of (T, H, W)."""
+    """Return the number of patches (t, h, w) that cover a video of size (T, H, W)."""
     return (-(-size[0] // patch[0]), -(-size[1] // patch[1]), -(-size[2] // patch[2]))
 
 

@@ -39,7 +39,7 @@ def draw_noise_and_times(
 
 
 def rectified_flow_loss(velocity: Velocity, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-    """Return the mean squared error of the predicted velocity per sample: float32 (B,) at any precision of the model.
+    """Return the mean squared error of the predicted velocity per sample, with shape (B,). It is always float32.
 
     latents, noise: tensors (B, C, t, h, w).
     times: tensor (B,) with values in 0..1.

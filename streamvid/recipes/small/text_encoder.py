@@ -41,9 +41,11 @@ class TextConfig(Options):
 
     kind: Literal["bytes", "transformers"] = option("bytes", help="Kind of text encoder.")
     path: Path | None = option(None, help="Folder that contains a text encoder.")
-    package: str | None = option(None, help="Installed Python package with a text encoder, instead of path.")
+    package: str | None = option(
+        None, help="Installed Python package that contains a text encoder; an alternative to path."
+    )
     max_tokens: int = option(256, minimum=2, help="Maximum caption length, in bytes or tokens.")
-    width: int | None = option(None, minimum=2, help="Width of the states.", shown_default="from config.json")
+    width: int | None = option(None, minimum=2, help="Width of the text states.", shown_default="from config.json")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +62,7 @@ class TextConfig(Options):
 
     @property
     def folder(self) -> Path:
-        """Folder of the weights for kind "transformers". Raises ConfigError if it cannot be found."""
+        """Folder that contains the weights for kind "transformers". Raises ConfigError if it cannot be found."""
         if self.path is not None:
             missing = [name for name in ("config.json", "*.safetensors") if not any(self.path.glob(name))]
             if missing:
@@ -89,7 +91,7 @@ class TextConfig(Options):
 
     @property
     def states_width(self) -> int:
-        """Width of the states, read without loading the encoder. Raises ConfigError if it is unknown."""
+        """Width of the text states, read without loading the encoder. Raises ConfigError if it is unknown."""
         if self.kind == "bytes":
             return BYTES_WIDTH
         if self.width is not None:
@@ -144,7 +146,7 @@ class BytesEncoder(nn.Module):
 
 
 class TransformersEncoder(nn.Module):
-    """Encoder that returns the last hidden states of a `transformers` encoder, or of an encoder-decoder's encoder."""
+    """Text encoder from `transformers` that returns the last hidden states of an encoder or encoder-decoder model."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -200,7 +202,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def build_text_encoder(config: TextConfig) -> BytesEncoder | TransformersEncoder:
-    """Build the frozen encoder that `config` describes. Raises ConfigError if it cannot be loaded."""
+    """Build the frozen text encoder that `config` describes. Raises ConfigError if it cannot be loaded."""
     encoder = BytesEncoder(config) if config.kind == "bytes" else TransformersEncoder(config)
     encoder.eval().requires_grad_(False)
     return encoder

@@ -40,23 +40,27 @@ class SmallConfig(Options):
     dim: int = option(128, minimum=6, help="Width of the transformer.")
     depth: int = option(4, minimum=1, help="Number of transformer blocks.")
     heads: int = option(4, minimum=1, help="Number of attention heads.")
-    codec: Literal["patch", "autoencoder"] = option("patch", help="Train on pixels or on latents of an autoencoder.")
+    codec: Literal["patch", "autoencoder"] = option(
+        "patch", help="Train on pixels or on the latents of an autoencoder."
+    )
     patch: Size | None = option(
         None, help="Patch size (T, H, W) per token.", shown_default="(1, 8, 8) pixels or (1, 2, 2) latents"
     )
-    autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="the shipped weights")
+    autoencoder: Path | None = option(
+        None, help="File with the weights of the autoencoder.", shown_default="the shipped weights"
+    )
     text: TextConfig = option(
-        default_factory=TextConfig, help="Text encoder, as the name of a kind or a mapping of options."
+        default_factory=TextConfig, help="Text encoder: the name of a kind, or a mapping of options."
     )
     audio_window: int | None = option(
         None,
         minimum=128,
-        help="Number of audio samples per audio state (even), or null to train without conditioning on audio.",
+        help="Number of audio samples per audio state (an even number), or null to train without audio.",
     )
     time_shift: float = option(1.0, help="Time shift; values above 1 move the sampled times toward the noise.")
     sample_steps: int = option(20, minimum=1, help="Number of sampling steps.")
-    guidance: float = option(1.0, minimum=0, help="Classifier-free guidance scale of samples; 1: no guidance.")
-    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of the initial weights.")
+    guidance: float = option(1.0, minimum=0, help="Classifier-free guidance scale for sampling; 1 means no guidance.")
+    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed for the initial weights.")
 
     def __post_init__(self) -> None:
         if isinstance(self.text, str):
@@ -86,7 +90,7 @@ class SmallConfig(Options):
         return self.patch or _DEFAULT_PATCH[self.codec]
 
     def build_codec(self) -> PatchCodec | Autoencoder:
-        """Build the frozen codec between videos and latents, on the CPU. Raises ConfigError if it cannot be loaded."""
+        """Build the frozen codec for videos and latents, on the CPU. Raises ConfigError if it cannot be loaded."""
         with torch.device("cpu"):  # its weights are loaded, even if other parts are built without memory
             return PatchCodec(self.token_size) if self.codec == "patch" else load_autoencoder(self.autoencoder)
 
@@ -148,9 +152,9 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> dict[str, Tensor | list[Tensor]]:
-        """Return `latents`, float32 (B, C, t, h, w), and `text_states`, a list of B tensors (L_i, D).
+        """Return the float32 `latents` (B, C, t, h, w), and `text_states`, a list of B tensors (L_i, D).
 
-        With `audio_window`, also return `audio_states`, float32 (B, M, A).
+        With `audio_window`, also return the float32 `audio_states` (B, M, A).
         """
         video = batch.normalized(torch.float32)
         video = video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
@@ -172,15 +176,15 @@ class SmallTraining(nn.Module):
         return {"text_states": no_text(self.config.text.states_width, self.transformer.always.device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss`, float32 (B,), with time and noise drawn from each sample's seed."""
+        """Return the float32 `loss` (B,). Each sample's time and noise are drawn from its seed."""
         return {"loss": self._losses(batch, self._velocity(batch))}
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` and, with the same noise, the losses (B,) that measure the benefit of texts and audio.
+        """Return `loss` and, for the same noise, losses (B,) that show how much the model benefits from text and audio.
 
-        They are `loss_without_text` and, in batches of several samples, `loss_with_other_audio`, where each sample has
-        the audio of another one.
+        They are `loss_without_text` and, in batches of several samples, `loss_with_other_audio`, for which each sample
+        gets the audio of another sample.
         """
         found = {
             "loss": self._losses(batch, self._velocity(batch)),
@@ -193,7 +197,7 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
-        """Generate uint8 videos (B, 3, T, H, W) for the texts and the bucket of a batch.
+        """Generate uint8 videos (B, 3, T, H, W) for a batch's texts and bucket.
 
         The noise is drawn with the batch's seeds.
         """

@@ -94,7 +94,7 @@ class TransformerBlock(nn.Module):
 
 
 class VideoTransformer(nn.Module):
-    """Model of the flow's velocity at given latents and times, conditioned on text states and, optionally, audio."""
+    """Model that predicts the flow's velocity from latents, times, text states and, optionally, audio."""
 
     def __init__(
         self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int, audio_width: int = 0
@@ -171,7 +171,7 @@ def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_over_time(states: Tensor, length: int) -> Tensor:
-    """Average states (B, M, dim) over each of `length` equal parts of their duration. Return (B, length, dim)."""
+    """Divide the duration of states (B, M, dim) into equal parts. Return their means, (B, length, dim)."""
     return functional.adaptive_avg_pool1d(states.transpose(1, 2), length).transpose(1, 2)
 
 

@@ -96,11 +96,11 @@ def test_inputs_that_do_not_fit_name_the_remedy(tmp_path: Path, caplog: pytest.L
         module.encode(with_media(control=pixels(1, 3, 1, 32, 48, seed=1)))
     lacking = with_media(reference=pixels(1, 2, 3, 1, 32, 48, seed=1))
     lacking = lacking.with_fields({"media_present": {"reference": torch.tensor([[True, False]])}})
-    with pytest.raises(ConfigError, match="fewer images of the conditioning input reference"):
+    with pytest.raises(ConfigError, match="fewer images in the conditioning input reference"):
         module.encode(lacking)
     with caplog.at_level(logging.WARNING):
         module.encode(make_batch(SIZE))
-    assert "would train as a text-to-video model; shard with --media control=COLUMN" in caplog.text
+    assert "trains as a text-to-video model; to train with conditions, shard with --media control=COLUMN" in caplog.text
 
 
 def test_a_sample_without_an_optional_input_is_trained_without_it(tmp_path: Path) -> None:
