@@ -47,7 +47,7 @@ def append(
     progress: Progress | None = None,
     on_input: OnInput | None = None,
 ) -> ShardReport:
-    """Add the rows of a source, or of several sources, to a sealed dataset. Return the report.
+    """Add the rows of one or more sources to a sealed dataset. Return the report.
 
     Rows that the dataset already knows are skipped without opening their files, so a source may contain old and new
     rows. A row is recognized by the name of its file, its time range, its captions and its conditioning inputs. A row
@@ -58,7 +58,7 @@ def append(
 
     options: fields of `ShardOptions` as nested mappings, such as {"work": {"workers": 8}}. Options that determine the
         content of a dataset keep the values with which it was built, and cannot be changed.
-    dry_run: True to run all stages up to the shard plan without writing anything.
+    dry_run: True to run all stages up to the shard plan without writing any files.
 
     This function is idempotent. After an interruption at any point, the same call resumes, and the dataset is either
     the old or the new version at any time. With `work.cluster.task`, it does one task's share of the work, as `shard`

@@ -149,7 +149,7 @@ def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> 
 
 
 def shard_sizes(store: Store, shards: Sequence[PlannedShard]) -> dict[str, int]:
-    """Return the sizes of these shards' tars and offsets files by path, in bytes. Missing files are omitted."""
+    """Return the size in bytes of each tar and offsets file of these shards, by path. Missing files are omitted."""
     if all(shard.build_id == 0 for shard in shards):  # the store contains no other dataset
         return {state.path: state.num_bytes for state in store.files("shards")}
     paths = [path for shard in shards for path in (shard.path, offsets_path(shard.path))]
@@ -230,7 +230,7 @@ def _drop_clips(shard: PlannedShard, clips: ClipFolder, uses: Counter[str]) -> N
 
 
 def _made_clips(shard: PlannedShard) -> Iterator[str]:
-    """Yield the names of a shard's clips that were encoded or cut. All other clips are files of the user."""
+    """Yield the names of a shard's clips that were encoded or cut. All other clips are the user's own files."""
     return (clip.path for sample in shard.samples for _, _, clip in sample.members if clip.is_made)
 
 
@@ -324,10 +324,10 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
 
 def _audio_of(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, AudioIndex | None]:
-    """Return the index entry and the packet index of a clip's audio.
+    """Return the index entry and the packet index for a clip's audio.
 
-    Both are None if the clip has no audio. If the audio does not decode, its entry contains no measured facts, so that
-    the loader reports the problem (BAD-1).
+    Both are None if the clip has no audio. If the audio cannot be decoded, its entry contains no measured facts, so
+    that the loader reports the problem (BAD-1).
     """
     from streamvid.video.limits import STORED_LIMITS
     from streamvid.video.survey.audio_facts import index_with_facts

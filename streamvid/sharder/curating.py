@@ -35,7 +35,7 @@ _LIMIT = "encode_timeout_seconds"  # the limit for every other decode of a whole
 
 
 def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
-    """Return the records with the columns that curation will fill.
+    """Return the records with additional columns, which curation will fill.
 
     Raises SourceError if the metadata already contains one of these columns.
     """
@@ -68,8 +68,8 @@ def curate(
 ) -> RecordSet:
     """Measure the files of the records, or this task's share of these files. Return the records with their figures.
 
-    With `scene_cuts`, each record is replaced with one record per scene. A record whose file does not decode, or whose
-    time range does not fit its video, becomes a rejection. A record that probing rejected is kept, so that its
+    With `scene_cuts`, each record is replaced with one record per scene. A record whose file cannot be decoded, or
+    whose time range does not fit its video, becomes a rejection. A record that probing rejected is kept, so that its
     rejection reports the reason from probing. For the other arguments, see `probe_all`.
     Raises TasksUnfinished unless other tasks have measured the remaining files.
     """
@@ -97,7 +97,7 @@ def curate(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile(ProbedFile):
-    """File, and the spans of its records. Each span has its own finding."""
+    """File to measure, and the spans of its records. Each span has its own finding."""
 
     spans: tuple[Span, ...]
 
@@ -130,7 +130,7 @@ class _Spans:
         return zip(self.starts.tolist(), self.stops.tolist(), strict=True)
 
     def files(self) -> Rows[MeasuredFile]:
-        """Return the files that must be decoded, in the order of the first record of each file."""
+        """Return the files that must be decoded, ordered by each file's first record."""
         is_measured = (self.stops > 0).tolist()
         names = ("path", "num_bytes", "version", "source")
         rows = zip(self.records.tuples(*names), self, strict=True)

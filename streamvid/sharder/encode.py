@@ -130,7 +130,7 @@ class Job:
 
     clip: facts that are known before the clip is made.
     follows: for conditioning videos and audio, the Timing of the sample's source as text; otherwise "".
-    audio_seconds: for conditioning audio, the time in seconds from the zero of the file to the end of the audio; None
+    audio_seconds: for conditioning audio, the time in seconds from the file's time zero to the end of the audio; None
         for other files.
     source_bytes: size of a source video in bytes, multiplied by the fraction of its frames that the window contains; 0
         for other files.
@@ -164,7 +164,7 @@ class Job:
 
 
 def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
-    """Return the jobs of a sample: one job for its clip, then one job per file of its conditioning inputs.
+    """Return the jobs for a sample: one job for its clip, then one job per file of its conditioning inputs.
 
     Copies that are whole source files need no jobs.
     """
@@ -186,7 +186,7 @@ def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
 
 
 def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, Finding]]:
-    """Yield the key and the finding of each job as it finishes."""
+    """Yield the key and the finding of each job as the job finishes."""
     limit, paths = "encode_timeout_seconds", [job.file.path for job in jobs]
     clips, units = staging.clips(options), _units(jobs)
 
@@ -279,10 +279,12 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
     least = options.clips.min_psnr
     if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
         reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={least:g}"
-        raise Rejected(f"{reason}; use a lower crf for better quality", kind="min-psnr")
+        raise Rejected(f"{reason}; use a lower crf for higher quality", kind="min-psnr")
     most = _max_bytes(job, options)
     if most is not None and clip.num_bytes > most:
-        reason = f"its clip has {clip.num_bytes} bytes even at the highest crf, more than the {most:.0f} that"
+        reason = (
+            f"even at the highest crf, its clip has {clip.num_bytes} bytes, which exceeds the {most:.0f} bytes that"
+        )
         raise Rejected(f"{reason} max_growth={options.clips.max_growth:g} allows", kind="max-growth")
     return clip
 
@@ -295,9 +297,10 @@ def _max_bytes(job: Job, options: ShardOptions) -> float | None:
 
 @dataclass
 class _Growth:
-    """Comparison of the sizes of encoded clips and their sources. A warning is logged once if the clips are larger.
+    """Totals for comparing encoded clips with their sources. A warning is logged once if the clips are larger.
 
-    The sizes are compared after every clip from the hundredth on, so that the warning appears early, and at the end.
+    From the hundredth clip on, the sizes are compared after every clip, so that the warning appears early. They are
+    compared once more at the end.
     """
 
     num_clips: int = 0
@@ -318,13 +321,13 @@ class _Growth:
         if self.clip_bytes > self.source_bytes and not self.has_warned:
             self.has_warned = True
             _logger.warning(
-                "native clips encoded so far: %d, %.2f times as large as their sources; to store fewer bytes, use "
-                "--codec av1 or a higher --crf, or limit the size of each clip with --max-growth",
+                "the %d native clips encoded so far are %.2f times as large as their sources; to store fewer bytes, "
+                "use --codec av1 or a higher --crf, or limit the size of each clip with --max-growth",
                 self.num_clips,
                 self.clip_bytes / self.source_bytes,
             )
 
 
 def _wanted(samples: Iterable[PlannedSample], options: ShardOptions) -> dict[Key, Job]:
-    """Return the jobs of these samples by key."""
+    """Return the jobs for these samples by key."""
     return {job.key: job for sample in samples for job in jobs_of(sample, options)}

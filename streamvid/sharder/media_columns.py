@@ -66,8 +66,8 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
         twice = sorted({word for word in taken if taken.count(word) > 1 or word in _TAKEN})
         if twice:
             raise ConfigError(
-                f"media uses reserved or duplicate names: {', '.join(twice)}; give each input a unique name and a "
-                "unique column, but not txt or json (underscores in names are ignored)"
+                f"media uses reserved or duplicate names: {', '.join(twice)}; give each input a unique column and a "
+                "unique name other than txt or json (underscores in names are ignored)"
             )
     if len(found) > MAX_MEDIA:
         raise ConfigError(f"media has {len(found)} conditioning inputs; use at most {MAX_MEDIA}")

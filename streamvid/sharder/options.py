@@ -34,7 +34,7 @@ from streamvid.video.encode.profiles import Encoding, encoder_versions
 from streamvid.video.limits import LIMITS, Limits
 
 DEFAULT_DURATIONS = tuple(Bucket(seconds * TICKS_PER_SECOND, 0, 0) for seconds in (2, 5, 10))
-"""Buckets of audio files, if none are given."""
+"""Default buckets for audio files."""
 
 _NATIVE_SIDES = range(16, 8193, 2)
 
@@ -65,7 +65,7 @@ class ClipOptions:
         select from them. Native clips contain only the selected frames, and allow only "resample".
     audio: "keep" stores the audio of clips that have audio; "drop" leaves it out (files that are copied whole stay
         unchanged, but their audio is not indexed, so a loader does not deliver it); "require" rejects each clip that
-        has no audio at any time that its frames are shown.
+        has no audio while its frames are shown.
     codec, crf, gop, audio_codec, min_psnr, max_growth: options for native clips only.
     """
 
@@ -76,10 +76,13 @@ class ClipOptions:
         flag="--clips",
     )
     codec: str | None = option(
-        None, help="Codec of native clips: h264, mjpeg, av1 or ffv1 (lossless).", metavar="NAME", shown_default="h264"
+        None, help="Codec for native clips: h264, mjpeg, av1 or ffv1 (lossless).", metavar="NAME", shown_default="h264"
     )
     crf: int | float | None = option(
-        None, help="Quality of native clips; lower values are better.", metavar="N", shown_default="18; av1 24, mjpeg 3"
+        None,
+        help="Quality of native clips; lower values mean higher quality.",
+        metavar="N",
+        shown_default="18; av1 24, mjpeg 3",
     )
     gop: int | None = option(
         None, help="Key frame interval of native clips, in frames.", metavar="N", minimum=1, shown_default="16"
@@ -105,7 +108,7 @@ class ClipOptions:
     )
     audio_codec: AudioCodec | None = option(
         None,
-        help="Audio codec of native clips: aac, opus or flac (lossless).",
+        help="Audio codec for native clips: aac, opus or flac (lossless).",
         metavar="NAME",
         shown_default="aac",
     )
@@ -115,7 +118,7 @@ class ClipOptions:
 
     max_growth: float | None = option(
         None,
-        help="Maximum size of a native clip relative to its source; larger clips are encoded with a higher crf.",
+        help="Maximum size of a native clip relative to its source; larger clips are re-encoded with a higher crf.",
         metavar="RATIO",
         above=0,
     )
@@ -199,7 +202,7 @@ class ShardOptions:
     verify: "decode" decodes every frame of a source, so that damaged files are rejected; "probe" decodes one key frame.
         None selects "probe" for copies. Native clips are always decoded.
     hdr: "refuse" rejects PQ and HLG video; "allow" accepts it unchanged.
-    val_fraction: fraction of records in split "val".
+    val_fraction: fraction of records to place in split "val".
     Raises ConfigError if a value is invalid. The message contains the option, its value and the allowed values.
     """
 
@@ -214,18 +217,20 @@ class ShardOptions:
         shown_default="probe; native: decode",
     )
     hdr: Literal["refuse", "allow"] = option(
-        "refuse", help="Reject HDR video (PQ, HLG), or accept it unchanged.", group="Verification"
+        "refuse", help="Reject HDR video (PQ or HLG), or accept it unchanged.", group="Verification"
     )
     trust_metadata: bool = option(
         False,
         help="Plan from the sizes, frame counts and frame rates in the metadata, and probe files during the build.",
         group="Source",
     )
-    val_fraction: float = option(0.0, help="Fraction of videos in split 'val'.", metavar="SHARE", minimum=0)
+    val_fraction: float = option(0.0, help="Fraction of videos to place in split 'val'.", metavar="SHARE", minimum=0)
     shard_size_bytes: int = option(
         512 * 10**6, help="Target shard size.", metavar="SIZE", flag="--shard-size", minimum=1000, maximum=2**50
     )
-    seed: int = option(0, help="Seed of the stored order.", metavar="N", group="Work", minimum=0, maximum=2**63 - 1)
+    seed: int = option(
+        0, help="Seed for the stored order of samples.", metavar="N", group="Work", minimum=0, maximum=2**63 - 1
+    )
     work: WorkOptions = option(default_factory=WorkOptions, group="Work")
     storage: StorageOptions = option(default_factory=StorageOptions, group="Storage")
 
@@ -317,8 +322,8 @@ class ShardOptions:
         _refuse(given, "clips.kind='audio', whose files have no pictures and are stored whole")
         if not self.config.buckets or not all(bucket.is_audio for bucket in self.config.buckets):
             raise ConfigError(
-                f"buckets: {_names(self.config)} cannot be combined with clips.kind='audio', which has buckets of "
-                "duration; set buckets to durations, such as '2s,5s,10s' (--buckets 2s,5s,10s)"
+                f"buckets: {_names(self.config)} cannot be combined with clips.kind='audio', which requires duration "
+                "buckets; set buckets to durations, such as '2s,5s,10s' (--buckets 2s,5s,10s)"
             )
 
     def _check_text(self) -> None:
@@ -412,12 +417,12 @@ class ShardOptions:
         return self.config.table
 
     def cut_json(self) -> dict[str, object]:
-        """Return everything except the source that determines the bytes of a cut clip."""
+        """Return everything that determines the bytes of a cut clip, except its source."""
         versions = encoder_versions()
         return {"audio": self.clips.made_audio, "versions": {name: versions[name] for name in ("av", "ffmpeg")}}
 
     def encoding_json(self) -> dict[str, object]:
-        """Return everything except the source and the size that determines the bytes of a native clip."""
+        """Return everything that determines the bytes of a native clip, except its source and size."""
         fps = None if self.rate is None else str(self.rate)
         own = {"fps": fps, "audio": self.clips.made_audio, "versions": encoder_versions()}
         return {**asdict(self.clips.encoding), **own}

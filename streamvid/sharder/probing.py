@@ -112,9 +112,9 @@ def run_missing(
     held_fd: int,
     progress: Progress,
 ) -> None:
-    """Run those units of this task whose findings are not in the journal yet, and add the findings to the journal.
+    """Run this task's units whose findings are not in the journal yet, and add the findings to the journal.
 
-    If a file has several keys, the finding of its unit contains one part per key under "parts", unless it is a
+    If a file has several keys, the finding of its unit contains one part per key under "parts", unless the finding is a
     rejection.
 
     files: the files of all tasks. Their order determines which task runs a unit.
@@ -196,7 +196,9 @@ def probe_all(
     folder: Path | None = None,
     share: Share = WHOLE,
 ) -> Probed:
-    """Probe all files of the records, or one task's share. The numbers of workers and tasks do not affect the result.
+    """Probe all files of the records, or one task's share of them.
+
+    The numbers of workers and tasks do not affect the result.
 
     A file that crashes the decoder or exceeds the limits on time and memory is rejected.
 

@@ -13,21 +13,21 @@ OTHER = "other"
 NO_BUCKET = frozenset(
     ("no-image-bucket", "no-video-bucket", "too-small", "too-few-frames", "too-short", "too-short-for-its-size")
 ) | {"max-upscale", "max-crop", "probability"}
-"""Rejection kinds of clips that no bucket accepts."""
+"""Rejection kinds for clips that no bucket accepts."""
 
 OF_FILE = frozenset(("missing-file", "unreadable-file", "empty-file", "max-clip-bytes", "not-media"))
-"""Rejection kinds of files without any samples."""
+"""Rejection kinds for files from which no samples can be made."""
 
 OF_CLIP = frozenset(
     ("codec", "damaged", "timestamps", "picture", "changes-size", "timeout", "memory", "crash", "fault")
 )
-"""Rejection kinds of clips, each of which may be a part of a file."""
+"""Rejection kinds for clips, each of which may be a part of a file."""
 
 REMEDIES: Mapping[str, str] = {
     "bad-row": "fix the metadata row as the reason describes",
     "bad-path": "fix the path in the metadata; use a relative or absolute path, or a URL such as s3://bucket/key",
-    "missing-file": "put the file at the path in its row, or set the base folder of paths: --base-path FOLDER",
-    "unreadable-file": "replace the path with that of a regular file that you have permission to read",
+    "missing-file": "put the file at the path in its row, or set the base folder for paths: --base-path FOLDER",
+    "unreadable-file": "replace the path with the path of a regular file that you have permission to read",
     "empty-file": "download or create the file again: it is empty",
     "no-text": "add a caption to the row, or specify the caption column: --caption-column C",
     "max-clip-bytes": "accept larger files: --max-clip-bytes 4GB",
@@ -35,7 +35,7 @@ REMEDIES: Mapping[str, str] = {
     "removed": "to add the file again, give it another name",
     "other-file": "rename the file, or pass a folder above it as SOURCE, so that its name contains the folder",
     "stated-facts": "correct the metadata, or omit --trust-metadata, so that files are probed before planning",
-    "where": "relax the condition of --where, or omit it",
+    "where": "relax the --where condition, or omit it",
     "duplicate": "to keep all rows and mark near-duplicates in a column, use --dedup mark",
     "no-audio": "to accept clips without audio, build the dataset without --audio require, which append also applies",
     "audio": "repair the audio (ffmpeg -i IN -c:v copy -c:a aac OUT.mp4), or leave it out: --audio drop",

@@ -40,7 +40,7 @@ APPENDED, ALREADY_THERE = "appended", "already there"
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """Row of a report that describes one bucket.
+    """Row of one bucket in a report.
 
     num_bytes: total size of the clips in bytes.
     mean_crop: mean fraction of the frame area that is cropped away.
@@ -85,7 +85,7 @@ class ShardReport:
         sealed.
     remaining: after a task, the unfinished work of other tasks; None if only sealing remains. The report of a task
         contains neither buckets nor rejections.
-    damaged_audio: files of the dataset whose audio does not decode. Loaders with audio treat them as bad samples.
+    damaged_audio: files in the dataset whose audio cannot be decoded. Loaders with audio treat them as bad samples.
     """
 
     state: str
@@ -159,17 +159,17 @@ class ShardReport:
 
 
 def report_known(base: Base) -> ShardReport:
-    """Return the report of an append that found only rows that the dataset knows."""
+    """Return the report for an append that found only rows that the dataset already knows."""
     return ShardReport(ALREADY_THERE, 0, (), (), base.manifest.clips, num_known=base.num_known)
 
 
 def report_task(num_records: int, options: ShardOptions, remaining: Remaining | None) -> ShardReport:
-    """Return the report of a task that has done its share of the current phase."""
+    """Return the report for a task that has done its share of the current phase."""
     return ShardReport(TASK_ENDED, num_records, (), (), options.clips.kind, remaining=remaining)
 
 
 def report_plan(plan: ShardPlan, state: str) -> ShardReport:
-    """Return the report of a plan. state: BUILT or DRY_RUN."""
+    """Return the report for a plan. state: BUILT or DRY_RUN."""
     totals: dict[Bucket, _Totals] = {}
     encoded = _Distinct()
     asked = plan.build["options"]
@@ -299,7 +299,7 @@ class _Files:
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
-    """Return the report of the run that built a dataset, reconstructed from the dataset.
+    """Reconstruct, from a dataset, the report of the run that built it.
 
     The report does not contain that run's state, encode_seconds, probe_bytes_read or input.
     """
@@ -321,7 +321,7 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
 
 def damaged_audio(dataset: Dataset) -> Counted:
-    """Return the number of files whose audio does not decode according to the index, with examples."""
+    """Return the number of files whose audio, according to the index, cannot be decoded, with examples."""
     import pyarrow.compute as pc
 
     names = ["source", "has_audio", "audio_start_seconds"]
@@ -339,7 +339,7 @@ _COLUMNS = ("clip_bytes", "duration_seconds", "psnr_y", "source", "source_bytes"
 
 
 class _Distinct:
-    """Sum of numbers with names. The number of a name that occurs several times is added only once."""
+    """Sum of named numbers. If a name occurs several times, its number is added only once."""
 
     def __init__(self) -> None:
         self._names, self._numbers = array("q"), array("d")
@@ -356,7 +356,7 @@ class _Distinct:
 
 @dataclass
 class _Totals:
-    """Totals of the clips in one bucket, for a BucketRow."""
+    """Totals for the clips in one bucket, for a BucketRow."""
 
     num_clips: int = 0
     num_bytes: int = 0

@@ -130,7 +130,7 @@ def _write_index(
 
 @dataclass(frozen=True)
 class _SamplesForm:
-    """Form of the samples files, which is the same for the whole dataset.
+    """Structure of the samples files, which is the same for the whole dataset.
 
     user_types: types of the user columns by name.
     left_out: columns that are stored in other files.
@@ -198,7 +198,7 @@ def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, 
 
 
 def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
-    """Raise StorageError if a file of a finished shard has been removed from the store or has another size."""
+    """Raise StorageError if a file of a finished shard has been removed from the store or its size has changed."""
     sizes = shard_sizes(store, plan.shards)
     for shard in plan.shards:
         marker = _marker(shard, folder)

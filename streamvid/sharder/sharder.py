@@ -58,7 +58,7 @@ from streamvid.sharder.work.tasks import Remaining, TasksUnfinished, task_phases
 from streamvid.storage import Store, open_store
 
 Sources: TypeAlias = str | Path | Sequence[str | Path]
-"""One source, or several that are read one after the other."""
+"""One source, or several sources that are read one after the other."""
 OnInput: TypeAlias = Callable[[InputSummary], None]
 """Callback that is called once with a summary of the input, before clips are encoded or stored."""
 
@@ -467,8 +467,8 @@ def _condemn_old(staging: Staging) -> None:
     except StreamvidError as error:
         raise DatasetError(
             f"{store.url} contains a dataset that cannot be read ({error}), so its files cannot be distinguished from "
-            "other files; choose another destination or, if the dataset is damaged, delete everything at that "
-            "location"
+            "files that do not belong to it; choose another destination or, if the dataset is damaged, delete "
+            "everything at that location"
         ) from error
     staging.condemn(paths)
 

@@ -112,7 +112,7 @@ class SourceOptions:
     )
     media: Mapping[str, str] = option(
         default_factory=dict,
-        help="Conditioning input: KIND:NAME=COLUMN, or KIND:NAME?=COLUMN for an optional one. Repeatable.",
+        help="Conditioning input: KIND:NAME=COLUMN, or KIND:NAME?=COLUMN for an optional input. Repeatable.",
         metavar="NAME=COLUMN",
     )
     max_clip_bytes: int = option(

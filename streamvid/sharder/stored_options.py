@@ -21,9 +21,9 @@ _SOURCE = ("max_clip_bytes", "min_fps", "time_columns", "where")
 _CLIPS = ("audio", "max_clip_seconds", "min_psnr", "max_growth")
 _OWN = ("seed", "shard_size_bytes", "val_fraction", "hdr", "trust_metadata", "verify")
 _FREE = ("time_columns",)
-"""Stored options that may differ, because they describe the input only."""
+"""Stored options that may differ from the given ones, because they only describe the input."""
 _DEFAULTS = {"audio": "keep", "hdr": "refuse"}
-"""Options that are stored only with another value, for messages."""
+"""Default values, for messages, of options that are stored only if they differ from the default."""
 
 
 def options_like(stored: Mapping[str, Any], given: Mapping[str, Any], url: str) -> ShardOptions:

@@ -302,12 +302,12 @@ def test_unfinished_work_of_one_verb_refuses_the_other(growing: Growing) -> None
     before = tree_of(growing.dest)
     with pytest.raises(Stop):
         append(growing.dest, growing.write(growing.rows), ONE, progress=stop_at("build", 1))
-    with pytest.raises(DatasetError, match="unfinished work of `streamvid append`"):
+    with pytest.raises(DatasetError, match="unfinished work from `streamvid append`"):
         shard(growing.source, growing.dest, shard_options(**PLAIN, overwrite=True))
     assert abandon(growing.dest, shard_options(**PLAIN)) and tree_of(growing.dest) == before
     with pytest.raises(Stop):
         shard(growing.source, growing.dest, shard_options(**PLAIN, overwrite=True), stop_at("probe", 1))
-    with pytest.raises(DatasetError, match="unfinished work of `streamvid shard`"):
+    with pytest.raises(DatasetError, match="unfinished work from `streamvid shard`"):
         growing.append(growing.rows)
     assert abandon(growing.dest, shard_options(**PLAIN)) and tree_of(growing.dest) == before
     assert growing.append(growing.rows).num_samples == NUM_GOOD - NUM_OLD

@@ -172,7 +172,7 @@ def test_require_holds_for_trusted_metadata(source: Source, tmp_path: Path) -> N
     options = {"metadata": table, "trust_metadata": True}
     report = build(source, tmp_path / "ds", **options, audio="require")
     assert kinds(report) == {"mute.mp4": "no-audio"} and report.num_samples == 1
-    with pytest.raises(ConfigError, match="'has_audio' is known only after files are probed"):
+    with pytest.raises(ConfigError, match="'has_audio' is known only after a file is probed"):
         build(source, tmp_path / "other", **options, where="has_audio")
 
 

@@ -1,4 +1,4 @@
-"""Curation: figures measured on the pictures of each file, for selecting rows before buckets are assigned.
+"""Curation: figures measured on the pictures of each file, used to select rows before buckets are assigned.
 
 Read `options.py` first, then `figures.py`, `bars.py` and `scenes.py`. `units/curate_unit.py` measures one file in a
 worker. `curating.py` measures all files and adds the figures to the records as columns.

@@ -45,7 +45,7 @@ class BlackBars:
 
 
 def _bars(luma: npt.NDArray[np.uint8]) -> Margins | None:
-    """Return the margins of one picture that are black; None if the whole picture is black."""
+    """Return the black margins of one picture, or None if the whole picture is black."""
     if all(edge.max() > _MAX_LEVEL for edge in (luma[0], luma[-1], luma[:, 0], luma[:, -1])):
         return NO_MARGINS
     vertical = _ends(luma)
@@ -57,7 +57,7 @@ def _bars(luma: npt.NDArray[np.uint8]) -> Margins | None:
 
 
 def _ends(luma: npt.NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Return how many rows are black at the start and at the end; None if all rows are black."""
+    """Return how many rows are black at the start and at the end, or None if all rows are black."""
     is_black = (luma.sum(axis=1, dtype=np.int64) <= _MAX_MEAN * luma.shape[1]) & (luma.max(axis=1) <= _MAX_LEVEL)
     if is_black.all():
         return None

@@ -41,17 +41,17 @@ class Figure(Protocol):
         """
 
     def value(self, start: int, stop: int) -> Value:
-        """Return the figure of samples `start` to `stop` (exclusive), or None if it is not defined for these samples.
+        """Return the figure for samples `start` to `stop` (exclusive), or None if it is not defined for these samples.
 
         Samples are numbered in the order in which they were seen.
         """
 
 
 class Motion:
-    """Mean absolute change of luma within 1/8 second, in levels from 0 to 255, in pictures of 64 pixels.
+    """Mean absolute change in luma within 1/8 second, in levels from 0 to 255.
 
-    The number of pixels refers to the longer side. The value is None for fewer than two samples. The first sample of a
-    part is not compared with the sample before the part.
+    Pictures are scaled so that the longer side has 64 pixels. The value is None for fewer than two samples. The first
+    sample of a part is not compared with the sample before the part.
     """
 
     def __init__(self) -> None:
@@ -137,10 +137,10 @@ def _rounded(total: int, count: int) -> float:
 
 
 def sample_steps(timestamps: Sequence[int], time_base: Fraction) -> dict[int, int]:
-    """Return the samples by frame number: the first multiple of 1/8 second at which the frame is shown, as its number.
+    """Map the frame number of each sample to its step: the first multiple of 1/8 second at which the frame is shown.
 
-    Frames that are not shown at any multiple are not samples. The last frame is assumed to last as long as the frame
-    before it.
+    Multiples are numbered from 0. Frames that are not shown at any multiple are not samples. The last frame is assumed
+    to last as long as the frame before it.
     """
     rate = time_base * SAMPLES_PER_SECOND
     end = timestamps[-1] + max(1, timestamps[-1] - timestamps[-2] if len(timestamps) > 1 else 1)

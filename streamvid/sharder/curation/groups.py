@@ -20,7 +20,7 @@ from streamvid.sharder.curation.signature import APPEARANCE_BITS, NUM_APPEARANCE
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 MOST_DIFFERENT = 100
-"""Maximum number of bits, of 504, by which the appearance of similar rows may differ."""
+"""Maximum number of bits, out of 504, by which the appearance of similar rows may differ."""
 _LEAST_MOVING = 8  # values that must move in either row for their motion to be compared
 _LEAST_AGREEING = 3  # of the values that move, at least 1 / 3 must agree
 _NUM_KEYS, _KEY_BITS, _NUM_NEIGHBORS = 64, 32, 24
@@ -31,7 +31,8 @@ _ROWS_AT_ONCE = 1 << 16
 def find_leaders(signatures: Words) -> Numbers:
     """Return the leader of each row. A row without a similar earlier leader is its own leader.
 
-    signatures: (words, rows), with at most 2**32 rows. Only an earlier row can become the leader of a row.
+    signatures: array with shape (words, rows), with at most 2**32 rows. Only an earlier row can become the leader of a
+        row.
     """
     leaders = np.arange(signatures.shape[1])
     rows = leaders.copy()
@@ -49,7 +50,10 @@ def find_leaders(signatures: Words) -> Numbers:
 
 
 def similar(signatures: Words, first: Numbers, second: Numbers) -> npt.NDArray[np.bool_]:
-    """Return an array that is True for each pair of similar rows. signatures: (words, rows)."""
+    """Return an array that is True for each pair of similar rows.
+
+    signatures: array with shape (words, rows).
+    """
     appearance, (high, low) = signatures[:NUM_APPEARANCE_WORDS], signatures[NUM_APPEARANCE_WORDS:]
     different = sum(_count_bits(word[first] ^ word[second]) for word in appearance)
     same = _count_bits(high[first] & high[second]) + _count_bits(low[first] & low[second])
@@ -75,7 +79,10 @@ def _follow(leaders: Numbers, pairs: Numbers, signatures: Words) -> Numbers:
 
 
 def _neighbors(signatures: Words, rows: Numbers, key: int) -> Numbers:
-    """Sort the rows by a key, and return the pairs of neighbors that are similar, as a sorted array (pairs, 2)."""
+    """Sort the rows by a key, and return the pairs of neighbors that are similar.
+
+    The result is a sorted array with shape (pairs, 2).
+    """
     ordered = _ordered(signatures, rows, key)
     word = signatures[key % NUM_APPEARANCE_WORDS][ordered]
     found = [np.empty((0, 2), np.int64)]

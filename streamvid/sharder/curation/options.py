@@ -33,7 +33,7 @@ class AddedColumn:
 class CurationOptions:
     """Options for measuring the pictures of each file before buckets are assigned. Each file is decoded once.
 
-    scores: figures to compute and to store as columns, for `where` and for the loader. "motion" is the mean change of
+    scores: figures to compute and to store as columns, for `where` and for the loader. "motion" is the mean change in
         luma within 1/8 second, in levels from 0 to 255. "blur" is the share of the differences between neighboring
         pixels that remains after a blur filter, from 0 (sharp) to 1 (blurred). `docs/content/guides/curation.md`
         describes both.
@@ -42,8 +42,8 @@ class CurationOptions:
     black_bars: True to find borders that stay black in all frames, and to store their sizes as columns bar_left,
         bar_top, bar_right and bar_bottom, in pixels of the displayed frame. Native clips are cropped accordingly before
         a bucket is assigned; copies keep their bars.
-    dedup: "mark" stores the group of each near-duplicate in the column duplicate_group. "keep-largest" also rejects
-        all rows of a group except the one with the most pixels. If several rows have equally many, the longest is
+    dedup: "mark" stores the group of each near-duplicate in the column duplicate_group. "keep-largest" also rejects all
+        rows of a group except the one with the most pixels. If several rows have equally many pixels, the longest is
         kept, then the one with the most bytes, then the first.
     """
 

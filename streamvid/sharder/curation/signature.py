@@ -1,4 +1,4 @@
-"""Signature of a part of a video: 80 bytes that resemble those of scaled, re-encoded or slightly cropped copies.
+"""Signature of a part of a video: 80 bytes that change little if the video is scaled, re-encoded or slightly cropped.
 
 The signature is computed from four samples (see figures.py) at fixed fractions of the part. Flat samples, such as black
 ones, are omitted. Each sample is reduced to the lowest frequencies of its cosine transform, 8 in each direction.
@@ -25,7 +25,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 
 _NUM_SAMPLES = 4
 NUM_APPEARANCE_WORDS, NUM_WORDS = 2 * _NUM_SAMPLES, 2 * _NUM_SAMPLES + 2
-"""A word of high values and a word of low values for each sample, and the same for motion."""
+"""Each sample has one word for high values and one for low values; motion also has one word of each kind."""
 _NUM_VALUES = 63  # bits used of each word
 _SIDE, _LEVEL = 8, 64  # frequencies per direction, and units per luma level
 _COSINE = 1 << 10
@@ -35,7 +35,7 @@ _MOST_MOTION = 5  # sum of the frequencies of both directions
 _U, _V = np.divmod(np.arange(_SIDE**2), _SIDE)
 _SCALES = np.rint(_LEVEL * np.sqrt(2) ** ((_U > 0).astype(int) + (_V > 0))).astype(np.int64)
 _WEIGHTS = np.rint(8 * np.hypot(_U, _V)).astype(np.int64)
-"""Weights that compensate for the decrease of values with the frequency in natural pictures."""
+"""Weights that compensate for the fact that, in natural pictures, values decrease as the frequency increases."""
 _MOTION = np.flatnonzero(_U + _V <= _MOST_MOTION)
 APPEARANCE_BITS = tuple(
     (word, 64 - value)
@@ -43,12 +43,12 @@ APPEARANCE_BITS = tuple(
     for value in range(1, _NUM_VALUES + 1)
     if _U[value] + _V[value] < _SIDE - 1
 )
-"""Bits of the lower frequencies, as pairs (word, bit), which a copy changes least."""
+"""Bits of the lower frequencies, which differ least between a video and its copy, as pairs (word, bit)."""
 _DIFFERENCES = np.array([[1, 1, -1, -1], [1, -1, -1, 1], [1, -1, 1, -1]])
 
 
 def spectrum(luma: npt.NDArray[np.uint8]) -> Integers:
-    """Return the 64 lowest frequencies of a picture, in units of 1/64 luma level. luma: array (H, W)."""
+    """Return the 64 lowest frequencies of a picture, in units of 1/64 luma level. luma: array with shape (H, W)."""
     height, width = luma.shape
     # Floating-point products of integers are exact here: no sum exceeds 2**53.
     found = _cosines(height) @ luma.astype(np.float64) @ _cosines(width).T
@@ -58,7 +58,7 @@ def spectrum(luma: npt.NDArray[np.uint8]) -> Integers:
 def signature_of(spectra: Integers) -> Words | None:
     """Return the signature of a part, or None if most of its samples are flat.
 
-    spectra: (number of samples, 64), in order.
+    spectra: array with shape (number of samples, 64), in the order of the samples.
     """
     clear = np.flatnonzero((spectra[:, 1:] ** 2).sum(axis=1) >= (_FLAT_LEVELS * _LEVEL) ** 2)
     if 2 * len(clear) < len(spectra) or not len(clear):
@@ -86,7 +86,7 @@ def from_text(text: str) -> Words:
 
 @lru_cache(64)
 def _cosines(size: int) -> npt.NDArray[np.float64]:
-    """Return the lowest basis functions of the cosine transform of `size` values, scaled to integers."""
+    """Return the lowest basis functions of the cosine transform for `size` values, scaled to integers."""
     places = np.arange(_SIDE)[:, None] * (2 * np.arange(size) + 1)[None]
     return np.asarray(np.rint(_COSINE * np.cos(np.pi * places / (2 * size))))
 

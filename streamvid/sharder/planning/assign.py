@@ -86,7 +86,8 @@ class PlannedSample:
 class Assignment:
     """Samples and rejections that result from assigning buckets to all records.
 
-    draw_sets: (bucket id, probability) pairs by `PlannedSample.draw_set`, for clips that are stored in several buckets.
+    draw_sets: for clips that are stored in several buckets, maps `PlannedSample.draw_set` to (bucket id, probability)
+        pairs.
     duplicates: near-duplicates among the samples; None if the sharder did not search for near-duplicates.
     """
 
@@ -111,8 +112,8 @@ def assign(
 ) -> Assignment:
     """Assign buckets to all probed records. A record that no bucket accepts becomes a rejection with the reason.
 
-    earlier: for an append, number of rows in the dataset by hash of the file name.
-    media: for an append, conditioning inputs of the dataset.
+    earlier: for an append, maps the hash of a file name to the number of rows in the dataset.
+    media: for an append, the dataset's conditioning inputs.
     """
     stills = still_media(records, probes, options.source.media_columns, media)
     assigner = _Assigner(probes, options, stills, _Repeats(records, earlier))
@@ -128,7 +129,9 @@ def assign(
 
 
 def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterator[PlannedSample]:
-    """Yield the samples of a record, without conditioning inputs. Sample keys assume that the record's name is unique.
+    """Yield the samples of a record, without conditioning inputs.
+
+    Sample keys are computed as if no other record had the same name.
 
     Raises Rejected if no bucket accepts the record.
     """
@@ -136,7 +139,7 @@ def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterato
 
 
 class _Repeats:
-    """Counter of samples with equal names, windows and buckets. Only names that several records share are counted.
+    """Counter of samples that share a name, window and bucket. Only names that several records share are counted.
 
     For a name that is already in the dataset, counting starts at the number of rows with that name, so that no key is
     used twice.
@@ -159,7 +162,7 @@ class _Repeats:
 
 @dataclass
 class _Assigner:
-    """State of an assignment in progress. rejections: rejections of single windows of records."""
+    """State of an assignment in progress. rejections: rejections of individual windows."""
 
     probes: Probes
     options: ShardOptions
@@ -345,7 +348,7 @@ def _num_frames(probe: Probe, options: ShardOptions) -> int:
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """Return the smallest frame count above 1 at which a bucket accepts the source, but at most `most`."""
+    """Return the smallest frame count above 1, but at most `most`, at which a bucket accepts the source."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
     fewer = (count + config.spare_frames for count in sorted(counts) if 1 < count < most)

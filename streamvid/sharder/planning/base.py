@@ -43,7 +43,7 @@ class Base:
 
     writing: the right to publish the next version; None for a task or a dry run, because these publish nothing.
     num_known: number of input rows that the dataset already knows.
-    earlier: number of known rows by hash of the file name, for those files of the input that have samples.
+    earlier: maps the hash of a file name to the number of known rows, for input files that have samples.
     """
 
     dataset: Dataset
@@ -57,7 +57,7 @@ class Base:
 
     @cached_property
     def first_numbers(self) -> dict[str, int]:
-        """First unused shard number by bucket id. The numbers of shards without remaining samples are not reused."""
+        """First unused shard number by bucket id. Numbers of shards that no longer have samples are not reused."""
         shards = read_shards(self.dataset.store, self.manifest.files.shards)
         names, codes = shards.bucket_id.names, shards.bucket_id.codes
         return {name: int(shards.number[codes == code].max()) + 1 for code, name in enumerate(names)}
@@ -81,7 +81,7 @@ class Base:
         return pa.schema([]) if smallest is None else SamplesFile(self.dataset.store, smallest).arrow_schema()
 
     def added_types(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return those of `types` that the samples files cannot store: new columns, and columns with a wider type."""
+        """Return the `types` that the samples files cannot store: those of new columns, and wider types."""
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:

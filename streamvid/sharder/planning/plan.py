@@ -59,7 +59,7 @@ class ShardPlan:
     """Shards in the order of the bucket table, and rejections in the order of the input.
 
     samples: samples of all shards, in the order of the shards.
-    draws: sets of the clips that several buckets store.
+    draws: sets of clips that are stored in several buckets.
     """
 
     shards: tuple[PlannedShard, ...]
@@ -129,7 +129,7 @@ samples have different members."""
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts that determine the order and the shards of samples, with one entry per sample in the order of the input.
+    """Facts that determine the order of samples and their shards, with one entry per sample in the order of the input.
 
     codes: index of the sample's group in `groups`, or -1 for a sample that several buckets store.
     places: hash that determines the sample's position in its group, so that the order of the input does not matter.
@@ -234,7 +234,7 @@ def cut_by_bytes(sizes: Int64Array, shard_size_bytes: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class DrawnSample:
-    """Sample of a clip that several buckets store.
+    """Sample whose clip is stored in several buckets.
 
     number: index of the sample in the input.
     size: size in bytes.
@@ -281,7 +281,7 @@ class DrawnGroup:
 def drawn_groups(
     samples: Iterable[DrawnSample], draw_sets: Mapping[str, Sequence[tuple[str, Fraction]]], shard_size_bytes: int
 ) -> list[DrawnGroup]:
-    """Group the samples of clips that several buckets store. The order of `samples` does not affect the result.
+    """Group the samples whose clips are stored in several buckets. The order of `samples` does not affect the result.
 
     If a clip could not be encoded for one bucket, its samples in the other buckets keep their probabilities.
     """
@@ -307,7 +307,7 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return integer weights by bucket id: probabilities times UNIT, rounded so that they add up correctly."""
+    """Return integer weights by bucket id: probabilities times UNIT, rounded so that their sum is correct."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
     # A weight that would be rounded to 0 is set to 1. If the sum then exceeds UNIT, the largest weights are reduced.

@@ -35,9 +35,10 @@ _STORED = tuple(map(attrgetter, ("bucket", "split", "window.start", "window.num_
 
 @dataclass(frozen=True)
 class StatedFacts:
-    """Facts about clips from the metadata, used instead of the results of probing.
+    """Reader of facts about clips from the metadata, which replace the results of probing.
 
-    The fields are names of metadata columns. One of fps and seconds may be "" if the metadata has no such column.
+    Each field is the name of the metadata column that contains the fact. One of fps and seconds may be "" if the
+    metadata has no such column.
     """
 
     num_frames: str
@@ -49,7 +50,7 @@ class StatedFacts:
 
     @staticmethod
     def of(names: Sequence[str]) -> StatedFacts:
-        """Find the columns that contain the facts. names: unused columns.
+        """Find the columns that contain the facts. names: columns with no other use.
 
         Raises SourceError if a fact has no column.
         """

@@ -47,7 +47,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Where:
-    """Condition on records.
+    """Condition that selects records.
 
     text: the condition as the user wrote it.
     node: the parsed condition.
@@ -165,8 +165,9 @@ def apply_where(
         )
     if options.trust_metadata and (names := sorted(where.node.columns & _OF_AUDIO)):
         raise ConfigError(
-            f"source.where={text!r}: {names[0]!r} is known only after files are probed, which trust_metadata=True "
-            "does last; to require audio, set clips.audio='require' (--audio require), or omit trust_metadata"
+            f"source.where={text!r}: {names[0]!r} is known only after a file is probed, but with trust_metadata=True, "
+            "rows are selected before files are probed; to require audio, set clips.audio='require' (--audio "
+            "require), or omit trust_metadata"
         )
     if not is_curated:
         return where.keep(records, probes, is_final=False) if where.can_fail_early else records

@@ -14,7 +14,7 @@ NO_FILES = ManifestFiles((), (), ())
 
 
 class IndexFiles:
-    """Writer of a build's index files. The numbers of the files continue those of the dataset's existing files."""
+    """Writer of a build's index files, which are numbered starting after the dataset's existing files."""
 
     def __init__(self, put: Callable[[str, bytes], None], there: ManifestFiles) -> None:
         """Create a writer. put: function that stores a file. there: files that the dataset already contains."""
@@ -23,11 +23,11 @@ class IndexFiles:
         self._counts = Counter(file.path.split("/")[-1].split("-")[0] for file in there)
 
     def number(self, kind: str) -> int:
-        """Return the number that the next file of this kind gets."""
+        """Return the number for the next file of this kind."""
         return self._counts[kind]
 
     def add(self, kind: Kind, data: bytes, extension: str = "parquet") -> FileInfo:
-        """Store a file, and return its description."""
+        """Store a file and return its description."""
         file = named_by_content(kind, self.number(kind), data, extension)
         self.put(file.path, data)
         self._counts[kind] += 1

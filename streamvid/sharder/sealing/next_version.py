@@ -1,4 +1,4 @@
-"""Publication of the version of a dataset that an append creates."""
+"""Publication of the new dataset version that an append creates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READS_AT_ONCE = 8
 def publish_next(
     base: Base, plan: ShardPlan, files: ManifestFiles, index: IndexFiles, media: Sequence[MediaColumn]
 ) -> None:
-    """Publish the next version of the dataset, which also contains the planned samples.
+    """Publish the next version of the dataset, to which the planned samples are added.
 
     files: index files of the planned samples. index: writer for additional index files.
     """
@@ -69,7 +69,7 @@ def _draft(old: Manifest, plan: ShardPlan, new: ManifestFiles, media: Sequence[M
 
 
 def _merged(old: MediaInfo, new: MediaInfo) -> MediaInfo:
-    """Return the description of a conditioning input that covers both old and new samples."""
+    """Merge the descriptions of a conditioning input for old and for new samples."""
     return replace(
         old,
         is_still=old.is_still and new.is_still,
@@ -79,7 +79,7 @@ def _merged(old: MediaInfo, new: MediaInfo) -> MediaInfo:
 
 
 def _column_files(shards: Sequence[PlannedShard], types: Mapping[str, str]) -> Iterator[bytes]:
-    """Yield the Parquet bytes of column files, which store the columns that do not fit the samples files.
+    """Yield the Parquet bytes of column files, which store columns that the samples files cannot store.
 
     Their row groups and rows correspond to those of the samples files."""
     import pyarrow as pa

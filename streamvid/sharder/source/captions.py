@@ -70,7 +70,7 @@ class CaptionCells:
 def find_caption_columns(
     names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None, *, is_timed: bool = False
 ) -> CaptionColumns:
-    """Return the columns `asked`, or detect a column if `asked` is None. Raises SourceError if a column is missing."""
+    """Return the columns `asked`, or detect one if `asked` is None. Raises SourceError if a column does not exist."""
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:

@@ -45,7 +45,7 @@ _FILE_NAME = "file_name"
 
 @dataclass(frozen=True)
 class SourceInput:
-    """Input of the sharder.
+    """Rows and media files of one source.
 
     place: location of the media files.
     table: metadata rows; None for media files without metadata.
@@ -90,7 +90,7 @@ class _Source:
             raise SourceError(f"the file {self.place.url}/{path} {error}") from None
 
     def table(self, names: Sequence[str]) -> MetadataTable:
-        """Return the rows of these metadata files, one file after the other."""
+        """Return a table with the rows of these metadata files, in the order of the files."""
         blocks = (block for name in names for block in self.blocks(name))
         return MetadataTable(blocks, f"metadata {self.place.url}/{names[0]}")
 
@@ -433,7 +433,7 @@ def _outside_datasets(source: _Source, suffix: str) -> list[str]:
 
 
 def _dataset_folders(name: str) -> list[str]:
-    """Return the folders that are the root of a dataset if `name` is one of its files."""
+    """Return the folders that could be the root of a dataset that contains the file `name`."""
     parts = name.split("/")
     return ["/".join(parts[:at]) for at, part in enumerate(parts) if part in ("shards", "index")]
 

@@ -27,7 +27,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class CaptionFile:
-    """Text file (.txt) next to the media file `path` that contains its caption. The text file may not exist."""
+    """Caption file (.txt) next to the media file `path`. The caption file might not exist."""
 
     path: str
 
@@ -47,7 +47,10 @@ class SealedOrigin:
 
 
 class Place:
-    """Location of input files. Methods raise Rejected if a row is invalid, and other errors if the location is."""
+    """Location of input files.
+
+    Methods raise Rejected if a row is invalid, and other errors if the location is invalid.
+    """
 
     @property
     def url(self) -> str:
@@ -104,7 +107,7 @@ class Place:
         """Concurrently request the states of all objects to which the values refer, for later calls."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Concurrently read the caption files of those media files that are in an object store."""
+        """Concurrently read the caption files of all media files that are in an object store."""
 
     def caption(self, file: CaptionFile) -> str | None:
         """Return the trimmed text of a caption file, or None if the file is missing or blank."""
@@ -274,9 +277,9 @@ class BucketFolder(Place):
 class MemberFolder(Place):
     """Place whose files are parts of other files, such as members of tars.
 
-    where: (source name, part path) by name in rows.
-    states: (size in bytes, version) by part path.
-    origins: SealedOrigin by part path.
+    where: maps each name used in the rows to (source name, part path).
+    states: maps each part path to (size in bytes, version).
+    origins: maps each part path to its SealedOrigin.
     base: place of all other files; None if there are no other files.
     """
 

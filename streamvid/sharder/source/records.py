@@ -100,7 +100,7 @@ class Record:
     signature: str | None = None
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return the file as a Media, which workers read. storage: options for accessing the file's store."""
+        """Return a Media with which workers read the file. storage: options for accessing the file's store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
 
@@ -118,7 +118,7 @@ class Rejection:
 class RecordSet:
     """All rows of the input. Each usable row is in `records`, and each other row in `rejections`.
 
-    user_types: type in the index by metadata column.
+    user_types: maps each metadata column to its type in the index.
     num_rows: number of input rows. A row with several time ranges becomes several records.
     sources: summary of each source.
     """
@@ -208,7 +208,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Roles:
-    """Metadata columns by use. The field is None if no column has this use.
+    """Metadata columns by use. A field is None if no column has this use.
 
     video: column of media paths.
     num_bytes: column of file sizes in bytes, if the metadata is trusted.

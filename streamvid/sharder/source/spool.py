@@ -26,10 +26,10 @@ MOST_BYTES = 8 * 2**20
 def opened(
     media: Media, folder: Path | None, waiting: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[str | BinaryIO | SpooledFile]:
-    """Open a local or remote file for decoding, and yield its path or a file object. folder, waiting: see SpooledFile.
+    """Open a local or remote file for decoding. Yield its path or a file object. folder, waiting: see SpooledFile.
 
-    If reading from the store failed, raises the store's error at the end, even if the demuxer took the failure for the
-    end of the file.
+    If reading from the store failed, raises the store's error at the end, even if the demuxer mistook the failure for
+    the end of the file.
     """
     if not media.is_remote:
         with media.opened() as local:

@@ -68,9 +68,9 @@ class Duplicates:
 
 @dataclass(frozen=True, slots=True)
 class AudioSummary:
-    """Facts about the audio of those videos that have a bucket.
+    """Facts about the audio of videos that have a bucket.
 
-    num_videos: number of these videos.
+    num_videos: number of videos that have a bucket.
     num_with_audio: number of these videos with readable audio.
     unreadable: videos whose audio cannot be read, with the reason.
     other_start: videos whose audio begins at least MAX_START_SECONDS before or after the first frame.
@@ -85,8 +85,8 @@ class AudioSummary:
 
 
 MAX_START_SECONDS, MAX_LENGTH_SECONDS = 0.045, 0.125
-"""Differences from which on the audio and the pictures of a file are reported to disagree: the offsets that viewers
-detect, early and late, according to ITU-R BT.1359."""
+"""Smallest differences between a file's audio and its pictures that are reported: the offsets at which viewers notice
+that audio is early or late, according to ITU-R BT.1359."""
 
 
 @dataclass(frozen=True, slots=True)

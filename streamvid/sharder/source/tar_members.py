@@ -14,7 +14,7 @@ from typing import TypeAlias
 from streamvid.errors import Rejected
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""(offset, maximum number of bytes) → bytes of the tar; fewer only at its end."""
+"""(offset, maximum number of bytes) → bytes of the tar. There are fewer bytes only at the end of the tar."""
 
 BLOCK_BYTES = 512
 MAX_MEMBERS = 2_000_000
@@ -108,7 +108,7 @@ def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
 def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
     """Yield the (key, value) pairs of a PAX header.
 
-    Each line is "LENGTH KEY=VALUE", where LENGTH is that of the line.
+    Each line is "LENGTH KEY=VALUE", where LENGTH is the length of the line.
     """
     while data:
         digits = data.partition(b" ")[0]

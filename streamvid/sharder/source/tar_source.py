@@ -170,7 +170,7 @@ class _TarReader:
         return _Tar(media, samples, "")
 
     def _metas(self, name: str) -> dict[str, _TarSample]:
-        """Return the samples of the Cosmos metadata tar that belongs to a tar of videos; empty if there is none."""
+        """Return the samples of the Cosmos metadata tar for a tar of videos, or {} if there is no such tar."""
         parts = name.split("/")
         for at, part in enumerate(parts[:-1]):
             beside = "/".join([*parts[:at], _METAS_OF.get(part, ""), *parts[at + 1 :]])
@@ -179,7 +179,7 @@ class _TarReader:
         return {}
 
     def _parquet(self, name: str) -> dict[str, Mapping[str, object]]:
-        """Return the rows of the Parquet file next to a tar, by sample key; empty if there is no such file."""
+        """Return the rows of the Parquet file next to a tar, by sample key, or {} if there is no such file."""
         beside = posixpath.splitext(name)[0] + ".parquet"
         if not self.place.is_file(beside):
             return {}
@@ -250,7 +250,7 @@ def _object(member: TarMember, read: Read) -> Mapping[str, object]:
     except (ValueError, RecursionError):
         raise Rejected("the file is not valid JSON") from None
     if not isinstance(value, dict):
-        raise Rejected(f"the file contains a value of type {type(value).__name__}, not a JSON object")
+        raise Rejected(f"the file contains a value of type {type(value).__name__} instead of a JSON object")
     return value
 
 

@@ -26,12 +26,14 @@ from streamvid.errors import Rejected, SourceError
 _STARTS = ("start", "begin", "from", "in", "t0", "onset", "ss")
 _ENDS = ("end", "stop", "finish", "to", "out", "t1", "offset", "duration")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
-"""Pairs of words that denote time ranges regardless of the values, if all other words of their names are usual."""
+"""Pairs of words that denote time ranges regardless of the values, if all other words in the column names are usual
+ones.
+"""
 _USUAL = {"clip", "segment", "scene", "shot", "span", "time", "timestamp", "t", "frame", "frames", "idx", "index"}
 _USUAL |= {"sec", "secs", "second", "seconds", "s", "ms"}
 _RANGES = re.compile(r"(?:timestamp|time|time_range|range|clip_range|segment|interval|span|start_end)s?")
 _PARTS = re.compile(r"(?:clip|cut|scene|shot|event|moment)s?(?:_(?:times?|timestamps?))?")
-"""Names of columns that may hold time ranges, but also file names and other lists."""
+"""Names of columns that may contain time ranges, but may also contain file names or other lists."""
 #: Text of a list with at least two items. Dates and single times do not match, because they are not ranges.
 _LIST = re.compile(r"^\s*[\[({].*,.*[\])}]\s*$", re.DOTALL)
 _CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{1,9})?)")
@@ -66,7 +68,7 @@ class TimeColumns:
 
     @staticmethod
     def of(names: Sequence[str], asked: Sequence[str]) -> TimeColumns:
-        """Return the columns `asked`. Raises SourceError if one of these columns does not exist."""
+        """Find the columns `asked`. Raises SourceError if one of these columns does not exist."""
         return TimeColumns(tuple(find_column(names, name, (), "source.time_columns") for name in asked))
 
     def cells(self, block: RowBlock) -> list[tuple[object, ...]]:

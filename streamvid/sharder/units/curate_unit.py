@@ -63,7 +63,7 @@ def _curate(unit: CurateUnit, source: Source) -> Finding:
 
 
 def _numbers(unit: CurateUnit, table: PacketTable) -> list[int]:
-    """Return the numbers of the frames to decode: all frames of the spans to find cuts, otherwise only the samples."""
+    """Return the numbers of the frames to decode: to detect cuts, all frames of the spans; otherwise, the samples."""
     if unit.scene_cuts:
         return sorted({number for span in unit.spans for number in range(*span)})
     return sorted(_samples(unit, table)) or [0]

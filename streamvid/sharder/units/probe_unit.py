@@ -172,7 +172,7 @@ def _probe_audio(unit: ProbeUnit, source: Source) -> Finding:
         container = file.container_name
     span = read_audio_span(source, unit.limits)
     if span is None:
-        raise ProbeError("the file has no audio; check that it is complete", kind="not-media")
+        raise ProbeError("the file has no audio; check that the file is complete", kind="not-media")
     found = _audio_of(unit, source, own_zero(source, unit.limits))
     if found["audio_seconds"] > unit.limits.max_seconds:
         raise ProbeError(

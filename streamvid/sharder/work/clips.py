@@ -48,7 +48,7 @@ class ClipFolder:
         return data
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of every clip in bytes, by name."""
+        """Return the size in bytes of every clip, by name."""
         found: dict[str, int] = {}
         store = self._store()
         places: list[tuple[Store, str]] = [(LocalStore(self.folder), _CLIPS)]

@@ -44,7 +44,7 @@ JOURNALS = PROBES, FIGURES, ENCODES = ("probes.jsonl", "figures.jsonl", "encodes
 _TASKS_LOCK = "tasks.lock"
 _BUILD = f"{STAGING}/build.json"
 BASE = "base"
-"""Field of a build that adds samples to a dataset: the fingerprint of its samples."""
+"""Name of a field that only appends have: the fingerprint of the samples in the existing dataset."""
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
 #: Notes may be forged. Therefore, only folders and files whose names a sharder could have chosen are removed (SAFE-1).
@@ -101,21 +101,21 @@ class Staging:
         return self.folder / plan_sha256[:32]
 
     def check_verb(self, *, is_append: bool) -> None:
-        """Raise DatasetError if the unfinished work is that of the other verb (`shard` or `append`)."""
+        """Raise DatasetError if the unfinished work is from the other command (`shard` or `append`)."""
         data = _read_if_there(self.store, _BUILD)
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             if data and (BASE in json.loads(data)) != is_append:
                 verb, other = ("append", "shard") if is_append else ("shard", "append")
                 raise DatasetError(
-                    f"there is unfinished work of `streamvid {other}` at {self.store.url}, so `streamvid {verb}` "
+                    f"there is unfinished work from `streamvid {other}` at {self.store.url}, so `streamvid {verb}` "
                     f"cannot begin; run the same `streamvid {other}` command again to finish the work, or add "
                     "--abandon (streamvid.sharder.sharder.abandon) to remove the work"
                 )
 
     def announce(self, build: Mapping[str, object]) -> None:
-        """Record the build. A run without tasks replaces the unfinished work of a different build.
+        """Record the build. A run without tasks replaces unfinished work from a different build.
 
-        Raises DatasetError if this is a task and there is unfinished work of a different build.
+        Raises DatasetError if this is a task and there is unfinished work from a different build.
         """
         data = json.dumps(build, sort_keys=True).encode()
         if self.share.is_whole:
@@ -210,7 +210,7 @@ class Staging:
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             names = [path for path in map(str, json.loads(data)) if _FILES.fullmatch(path) and path not in kept]
         if names:
-            _logger.info("removing up to %d files of an earlier build with different input or options", len(names))
+            _logger.info("removing up to %d files from an earlier build with different input or options", len(names))
         _remove_all(self.store, names)
         if not self.store.is_local:
             notes = self._notes(f"{STAGING}/{name}")
@@ -220,7 +220,7 @@ class Staging:
             shutil.rmtree(self.folder / name)
 
     def leave(self) -> None:
-        """Remove this task's files from this machine if its work is in a remote store."""
+        """Remove this task's files from this machine if the task stores its work in a remote store."""
         if self.store.is_local or self.share.is_whole:
             return
         shutil.rmtree(self.own)
@@ -236,7 +236,7 @@ class Staging:
         try:
             self._discard_plans(self._plan_names())
         except DatasetError as error:
-            _logger.warning("files of unfinished work are kept, because the dataset cannot be read: %s", error)
+            _logger.warning("keeping the files of the unfinished work, because the dataset cannot be read: %s", error)
         self.remove()
 
     def remove(self) -> None:

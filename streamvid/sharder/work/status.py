@@ -36,7 +36,7 @@ class Phase:
     """Progress of one phase of a build.
 
     done, total: numbers of files, clips or shards.
-    done_before: number of these that earlier runs had finished.
+    done_before: number of files, clips or shards that earlier runs had finished.
     seconds: time that this run has spent in the phase.
     """
 
@@ -184,7 +184,7 @@ class _Note:
 
 
 def _status_notes(dest: Destination, leases: Mapping[str, LeaseNote]) -> list[_Note]:
-    """Return the status of each task and of a run without tasks, if there are any."""
+    """Return the status of each task, and of the run without tasks if there is one."""
     found: dict[str, bytes] = {}
     own = f"{STAGING}/{_FILE}"
     if (dest.folder / _FILE).exists():  # newer than its copy in an object store

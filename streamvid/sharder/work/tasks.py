@@ -12,7 +12,7 @@ from streamvid.cluster.share import Share
 from streamvid.sharder.options import ShardOptions
 
 PHASES = ("probe", "curate", "encode", "build", "seal")
-"""Phases of a build in order. Tasks do the work of all of them except "seal"."""
+"""Phases of a build in order. Tasks do the work of every phase except "seal"."""
 TASKS = "tasks"
 """Folder of the tasks in a staging folder."""
 

@@ -20,8 +20,7 @@ def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
     """Run the function `handler`, given as "module:function", on each unit that is received from a socket.
 
     A limit of 0 means no limit. If a unit exceeds the time limit, the process ends, because C code that hangs cannot be
-    stopped in any other way. The pool
-    detects that the worker has ended. `held_fd` is kept open, but not used.
+    stopped in any other way. The pool detects that the worker has ended. `held_fd` is kept open, but not used.
     """
     if limit := int(memory_bytes):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
