@@ -256,7 +256,7 @@ class _Watch:
     def wait(self, conflicts: Callable[[FoundLease], bool]) -> list[FoundLease]:
         """Wait until no lease conflicts, and return all leases.
 
-        Raises DatasetError if the holder of a conflict is alive.
+        Raises DatasetError if the holder of a conflicting lease is alive.
         """
         has_told = False
         while True:
@@ -326,7 +326,7 @@ def _parse(data: bytes) -> LeaseNote:
 
 
 def note_bytes(admits_tasks: bool) -> bytes:
-    """Return the bytes of a lease that this process holds and renews now."""
+    """Return the content of the lease file if this process renews its lease now."""
     pid = os.getpid()
     return json.dumps(asdict(LeaseNote(socket.gethostname(), pid, _process(pid), time.time(), admits_tasks))).encode()
 

@@ -60,7 +60,7 @@ class SlurmJobs:
 
     @property
     def script(self) -> bytes:
-        """Batch script of all jobs. Every argument is quoted for the shell (SAFE-1)."""
+        """Batch script for all jobs. Every argument is quoted for the shell (SAFE-1)."""
         return os.fsencode(_SCRIPT.format(program=shlex.join(self.program), arguments=shlex.join(self.arguments)))
 
     @property

@@ -355,7 +355,7 @@ def _audio_of(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, Au
 def _read(clip: Clip, file: Record | MediaFile, unit: ShardUnit) -> bytes:
     """Return the bytes of a clip.
 
-    Raises SourceError if its source has changed, and StorageError if a made clip is damaged.
+    Raises SourceError if its source has changed, and StorageError if an encoded or cut clip is damaged.
     """
     if clip.sha256:
         return unit.clips.read(clip.path, file.source, clip.sha256)

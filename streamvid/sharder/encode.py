@@ -128,7 +128,7 @@ def restore_clips(
 class Job:
     """Job that encodes a file or cuts a clip from it. The file is a sample's source or one of its conditioning inputs.
 
-    clip: facts that are known before the clip is made.
+    clip: the clip, with the facts that are known before it is made.
     follows: for conditioning videos and audio, the Timing of the sample's source as text; otherwise "".
     audio_seconds: for conditioning audio, the time in seconds from the file's time zero to the end of the audio; None
         for other files.
@@ -272,25 +272,25 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
         raise rejection
     clip = Clip(**{**finding, "path": _name(job.key)})
     if clip.num_frames < job.bucket.num_frames and not (job.is_still or job.is_cut or job.audio_seconds is not None):
-        reason = f"its clip has {clip.num_frames} frames, but bucket {job.bucket.id} requires {job.bucket.num_frames}"
+        reason = f"the clip has {clip.num_frames} frames, but bucket {job.bucket.id} requires {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")
     if options.clips.audio == "require" and not (clip.has_audio or job.label):
         raise Rejected("the clip has no audio during its frames, but clips.audio='require' is set", kind="no-audio")
     least = options.clips.min_psnr
     if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
-        reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={least:g}"
+        reason = f"the clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={least:g}"
         raise Rejected(f"{reason}; use a lower crf for higher quality", kind="min-psnr")
     most = _max_bytes(job, options)
     if most is not None and clip.num_bytes > most:
         reason = (
-            f"even at the highest crf, its clip has {clip.num_bytes} bytes, which exceeds the {most:.0f} bytes that"
+            f"even at the highest crf, the clip has {clip.num_bytes} bytes, which exceeds the {most:.0f} bytes that"
         )
         raise Rejected(f"{reason} max_growth={options.clips.max_growth:g} allows", kind="max-growth")
     return clip
 
 
 def _max_bytes(job: Job, options: ShardOptions) -> float | None:
-    """Return the size limit of a video clip in bytes, or None if there is none."""
+    """Return the size limit for a video clip in bytes, or None if there is no limit."""
     growth = options.clips.max_growth
     return growth * job.source_bytes if growth is not None and job.source_bytes else None
 

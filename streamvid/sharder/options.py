@@ -40,7 +40,7 @@ _NATIVE_SIDES = range(16, 8193, 2)
 
 
 def _refuse(given: Mapping[str, object], kind: str) -> None:
-    """Raise ConfigError for the first option that has a value. kind: what the options cannot be combined with."""
+    """Raise ConfigError for the first option that has a value. kind: the setting that excludes these options."""
     for name, value in given.items():
         if value:
             raise ConfigError(
@@ -85,7 +85,7 @@ class ClipOptions:
         shown_default="18; av1 24, mjpeg 3",
     )
     gop: int | None = option(
-        None, help="Key frame interval of native clips, in frames.", metavar="N", minimum=1, shown_default="16"
+        None, help="Key frame interval for native clips, in frames.", metavar="N", minimum=1, shown_default="16"
     )
     fps: Fraction | float | None = option(
         None, help="Frame rate at which clips are read.", metavar="RATE", group="", shown_default="the source's"
@@ -398,7 +398,7 @@ class ShardOptions:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frame rate to which native clips are resampled; None for copies, and to keep the source's rate."""
+        """Frame rate to which native clips are resampled; None for copies, and if the source's rate is kept."""
         return self.frame_rate.fps if self.clips.is_native else None
 
     @cached_property

@@ -36,7 +36,7 @@ PROBE_VERSION = 10
 MAX_REASON_CHARS = 500
 ONLY_AUDIO = (
     "the file contains only audio, but a clip needs pictures; combine it with a picture or a video (ffmpeg -i AUDIO "
-    "-i VIDEO OUT.mp4), or use it as a conditioning input of another clip (--media audio:NAME=COLUMN)"
+    "-i VIDEO OUT.mp4), or use it as a conditioning input for another clip (--media audio:NAME=COLUMN)"
 )
 
 Probes: TypeAlias = Callable[[Record | MediaFile], Probe | Rejected]

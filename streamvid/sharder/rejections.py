@@ -8,7 +8,7 @@ from typing import Any
 
 NUM_EXAMPLES = 3
 OTHER = "other"
-"""Name of the group of rejections without a kind."""
+"""Name of the group for rejections without a kind."""
 
 NO_BUCKET = frozenset(
     ("no-image-bucket", "no-video-bucket", "too-small", "too-few-frames", "too-short", "too-short-for-its-size")
@@ -26,7 +26,7 @@ OF_CLIP = frozenset(
 REMEDIES: Mapping[str, str] = {
     "bad-row": "fix the metadata row as the reason describes",
     "bad-path": "fix the path in the metadata; use a relative or absolute path, or a URL such as s3://bucket/key",
-    "missing-file": "put the file at the path in its row, or set the base folder for paths: --base-path FOLDER",
+    "missing-file": "place the file at the path in its row, or set the base folder for paths: --base-path FOLDER",
     "unreadable-file": "replace the path with the path of a regular file that you have permission to read",
     "empty-file": "download or create the file again: it is empty",
     "no-text": "add a caption to the row, or specify the caption column: --caption-column C",
@@ -37,7 +37,7 @@ REMEDIES: Mapping[str, str] = {
     "stated-facts": "correct the metadata, or omit --trust-metadata, so that files are probed before planning",
     "where": "relax the --where condition, or omit it",
     "duplicate": "to keep all rows and mark near-duplicates in a column, use --dedup mark",
-    "no-audio": "to accept clips without audio, build the dataset without --audio require, which append also applies",
+    "no-audio": "to accept clips without audio, build a dataset without --audio require; append keeps this setting",
     "audio": "repair the audio (ffmpeg -i IN -c:v copy -c:a aac OUT.mp4), or leave it out: --audio drop",
     "min-fps": "lower or omit --min-fps; if --fps is set, frames of slower videos are repeated",
     "not-media": "use a video or an image (with --clips audio, an audio file) that FFmpeg can read, or remove the row",

@@ -133,7 +133,7 @@ class Timing:
         """
         total = self.seconds(0, len(self.timestamps))
         if time_range.start >= total or time_range.end > total + _SPARE_SECONDS:
-            reason = f"its time range {time_range.text} extends beyond the video, which is {float(total):.3f} s long"
+            reason = f"the time range {time_range.text} extends beyond the video, which is {float(total):.3f} s long"
             raise Rejected(reason, kind="time-range")
         first, stop = (
             bisect_left(self.timestamps, self.timestamps[0] + seconds / self.time_base)

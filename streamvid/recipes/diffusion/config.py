@@ -19,7 +19,7 @@ Expert: TypeAlias = Literal["high", "low", "both"]
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(Options):
-    """Options of a diffusion recipe."""
+    """Options for a diffusion recipe."""
 
     model: str = option(help="Folder of a diffusers pipeline or, with download: true, its id on the Hugging Face Hub.")
     download: bool = option(False, help="Download `model` from the Hugging Face Hub.")
@@ -47,7 +47,7 @@ class DiffusionConfig(Options):
     time_shift: float | None = option(
         None, above=0, help="Shift of training times toward the noise.", shown_default="from the scheduler's config"
     )
-    weighting: Weighting = option("none", help="Weighting of the loss by time.")
+    weighting: Weighting = option("none", help="Loss weighting as a function of time.")
     image: str | None = option(
         None, help="Conditioning input that contains the first frames.", shown_default="the first frame of each clip"
     )

@@ -32,18 +32,15 @@ CLASSES = Mapping[str, tuple[str, ...]]
 
 
 class DiffusionTraining(nn.Module):
-    """Training module of a diffusion model. Each family sets the attributes in capitals.
+    """Training module for a diffusion model. Each family sets the attributes in capitals.
 
-    PIPELINES: names of the diffusers pipelines that the family trains.
-    DENOISERS: components that train, with their allowed classes.
-    ENCODERS: frozen components that only `encode` uses, with their allowed classes.
-    SAMPLERS: frozen components that only sampling needs, with their allowed classes.
-    TOKENIZERS: names of tokenizers and image processors.
-    TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the one that renders samples.
-    TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None for an output that is ignored.
-        The names are those of the fields of a batch and of the arguments of the pipeline's call.
-    MAX_TEXT: name of the argument of `encode_prompt` for the text length, or None.
-    NUM_STEPS: timestep of the transformer at time 1.
+    PIPELINES: names of the diffusers pipelines that the family trains. DENOISERS: components that are trained, with
+    their allowed classes. ENCODERS: frozen components that only `encode` uses, with their allowed classes. SAMPLERS:
+    frozen components that only sampling needs, with their allowed classes. TOKENIZERS: names of tokenizers and image
+    processors. TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the pipeline that
+    renders samples. TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None for an output
+    that is ignored. They are also the names of batch fields and of arguments for the pipeline's call. MAX_TEXT: name of
+    the argument of `encode_prompt` for the text length, or None. NUM_STEPS: timestep of the transformer at time 1.
     """
 
     PIPELINES: ClassVar[tuple[str, ...]]
@@ -84,7 +81,7 @@ class DiffusionTraining(nn.Module):
                 setattr(self, name, self._encoder(name))
 
     def denoiser_names(self) -> tuple[str, ...]:
-        """Return the names of the components that train."""
+        """Return the names of the components that are trained."""
         return tuple(name for name in self.DENOISERS if self.folder.class_of(name) is not None)
 
     def encoder_names(self) -> tuple[str, ...]:
@@ -92,7 +89,7 @@ class DiffusionTraining(nn.Module):
         return tuple(name for name in self.ENCODERS if self.folder.class_of(name) is not None)
 
     def takes_first_frame(self) -> bool:
-        """Return True if the model can be conditioned on the first frame of some samples of a batch."""
+        """Return True if the model can be conditioned on the first frame of some samples in a batch."""
         return False
 
     def is_unused(self, name: str) -> bool:
@@ -101,11 +98,11 @@ class DiffusionTraining(nn.Module):
 
     @property
     def has_unused_parameters(self) -> bool:
-        """True if a trainable parameter may get no gradient."""
+        """True if a trainable parameter might not receive a gradient."""
         return any(one.requires_grad and self.is_unused(name) for name, one in self.named_parameters())
 
     def _encoder(self, name: str) -> nn.Module:
-        """Load a frozen component: an encoder, or a denoiser that does not train."""
+        """Load a frozen component: an encoder, or a denoiser that is not trained."""
         return self._loaded(name).requires_grad_(False)
 
     def _loaded(self, name: str) -> nn.Module:
@@ -118,7 +115,7 @@ class DiffusionTraining(nn.Module):
 
     @property
     def denoiser(self) -> Any:
-        """First component that trains."""
+        """First component that is trained."""
         return getattr(self, self.denoiser_names()[0])
 
     @property
@@ -272,7 +269,7 @@ class DiffusionTraining(nn.Module):
         return self.folder.pipeline
 
     def components(self) -> tuple[str, ...]:
-        """Return the names of all models of the pipeline."""
+        """Return the names of all models in the pipeline."""
         names = (*self.DENOISERS, *self.ENCODERS, *self.SAMPLERS)
         return tuple(name for name in names if self.folder.class_of(name) is not None)
 

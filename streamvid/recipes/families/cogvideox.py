@@ -41,7 +41,7 @@ FRAMES_AT_ONCE = 8
 
 
 def build(*, task: str = "sft", **settings: Any) -> CogVideoXTraining:
-    """Build the training module of the CogVideoX model in `model`. No random numbers are drawn.
+    """Build the training module for the CogVideoX model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -52,7 +52,7 @@ def build(*, task: str = "sft", **settings: Any) -> CogVideoXTraining:
 
 
 class CogVideoXTraining(DiffusionTraining):
-    """Training module of CogVideoX."""
+    """Training module for CogVideoX."""
 
     PIPELINES: ClassVar[tuple[str, ...]] = ("CogVideoXPipeline", IMAGE_TO_VIDEO)
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("CogVideoXTransformer3DModel",)}

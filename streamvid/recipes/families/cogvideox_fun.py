@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def build(*, task: str = "sft", **settings: Any) -> CogVideoXFunTraining:
-    """Build the training module of the CogVideoX-Fun Control model in `model`. No random numbers are drawn.
+    """Build the training module for the CogVideoX-Fun Control model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -40,7 +40,7 @@ def build(*, task: str = "sft", **settings: Any) -> CogVideoXFunTraining:
 
 
 class CogVideoXFunTraining(CogVideoXTraining):
-    """Training module of CogVideoX-Fun Control."""
+    """Training module for CogVideoX-Fun Control."""
 
     PIPELINES = ("CogVideoXFunControlPipeline",)
 

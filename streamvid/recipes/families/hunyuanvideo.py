@@ -41,7 +41,7 @@ LOST_FRAMES = 4
 
 
 def build(*, task: str = "sft", **settings: Any) -> HunyuanVideoTraining:
-    """Build the training module of the HunyuanVideo model in `model`. No random numbers are drawn.
+    """Build the training module for the HunyuanVideo model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -54,7 +54,7 @@ def build(*, task: str = "sft", **settings: Any) -> HunyuanVideoTraining:
 
 
 class HunyuanVideoTraining(DiffusionTraining):
-    """Training module of HunyuanVideo, text to video."""
+    """Training module for HunyuanVideo, text to video."""
 
     PIPELINES: ClassVar[tuple[str, ...]] = ("HunyuanVideoPipeline",)
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("HunyuanVideoTransformer3DModel",)}
@@ -77,7 +77,7 @@ class HunyuanVideoTraining(DiffusionTraining):
         return {}
 
     def model_input(self, noisy: Tensor, batch: Batch) -> Tensor:
-        """Return the input of the transformer for noisy latents."""
+        """Return the transformer's input for noisy latents."""
         return noisy
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
@@ -97,7 +97,7 @@ class HunyuanVideoTraining(DiffusionTraining):
 
 
 class HunyuanVideoImageTraining(HunyuanVideoTraining):
-    """Training module of HunyuanVideo, image to video."""
+    """Training module for HunyuanVideo, image to video."""
 
     PIPELINES = (IMAGE_TO_VIDEO,)
     ENCODERS: ClassVar[CLASSES] = {
@@ -108,7 +108,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
     GUIDANCE = IMAGE_TRAINING_GUIDANCE
 
     def replaces(self) -> bool:
-        """Return True if latents of the first frame replace noisy ones."""
+        """Return True if the latents of the first frame replace noisy latents."""
         return bool(self.transformer.config.image_condition_type == "token_replace")
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:

@@ -36,7 +36,7 @@ NUM_IMAGE_TOKENS = 729
 
 
 def build(*, task: str = "sft", **settings: Any) -> HunyuanVideo15Training:
-    """Build the training module of the HunyuanVideo 1.5 model in `model`. No random numbers are drawn.
+    """Build the training module for the HunyuanVideo 1.5 model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -47,7 +47,7 @@ def build(*, task: str = "sft", **settings: Any) -> HunyuanVideo15Training:
 
 
 class HunyuanVideo15Training(DiffusionTraining):
-    """Training module of HunyuanVideo 1.5."""
+    """Training module for HunyuanVideo 1.5."""
 
     PIPELINES = ("HunyuanVideo15Pipeline", IMAGE_TO_VIDEO)
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("HunyuanVideo15Transformer3DModel",)}

@@ -32,7 +32,7 @@ DEFAULT_RATE = 25.0
 
 
 def build(*, task: str = "sft", **settings: Any) -> LtxTraining:
-    """Build the training module of the LTX-Video model in `model`. No random numbers are drawn.
+    """Build the training module for the LTX-Video model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -55,7 +55,7 @@ def per_token_times(drawn: NoiseDraw, latents: Tensor) -> Tensor:
 
 
 class LtxTraining(DiffusionTraining):
-    """Training module of LTX-Video."""
+    """Training module for LTX-Video."""
 
     PIPELINES: ClassVar[tuple[str, ...]] = ("LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline")
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("LTXVideoTransformer3DModel",)}

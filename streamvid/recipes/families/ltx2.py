@@ -47,7 +47,7 @@ DEFAULTS = {"max_text_tokens": 1024, "guidance": 4.0}
 
 
 def build(*, task: str = "sft", **settings: Any) -> Ltx2Training:
-    """Build the training module of the LTX-2 model in `model`. No random numbers are drawn.
+    """Build the training module for the LTX-2 model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -58,7 +58,7 @@ def build(*, task: str = "sft", **settings: Any) -> Ltx2Training:
 
 
 class Ltx2Training(LtxTraining):
-    """Training module of LTX-2."""
+    """Training module for LTX-2."""
 
     PIPELINES = ("LTX2Pipeline", "LTX2ImageToVideoPipeline")
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("LTX2VideoTransformer3DModel",)}
@@ -131,7 +131,7 @@ class Ltx2Training(LtxTraining):
     ) -> tuple[Tensor, Tensor]:
         """Return the velocities of video latents (b, C, t, h, w) and of audio latents (b, L, C).
 
-        The latents belong to `rows` of the batch.
+        rows: the rows of the batch to which the latents belong.
         """
         model, (t, h, w) = self.transformer, noisy.shape[2:]
         times, given = drawn.times[rows], drawn.given[rows]

@@ -29,7 +29,7 @@ DEFAULTS = {"max_text_tokens": 256, "guidance": 4.5}
 
 
 def build(*, task: str = "sft", **settings: Any) -> MochiTraining:
-    """Build the training module of the Mochi model in `model`. No random numbers are drawn.
+    """Build the training module for the Mochi model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -40,7 +40,7 @@ def build(*, task: str = "sft", **settings: Any) -> MochiTraining:
 
 
 class MochiTraining(DiffusionTraining):
-    """Training module of Mochi."""
+    """Training module for Mochi."""
 
     PIPELINES = ("MochiPipeline",)
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("MochiTransformer3DModel",)}

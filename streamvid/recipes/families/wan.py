@@ -36,7 +36,7 @@ EXPERTS = {"high": ("transformer",), "low": ("transformer_2",), "both": ("transf
 
 
 def build(*, task: str = "sft", **settings: Any) -> WanTraining:
-    """Build the training module of the Wan model in `model`. No random numbers are drawn.
+    """Build the training module for the Wan model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -47,7 +47,7 @@ def build(*, task: str = "sft", **settings: Any) -> WanTraining:
 
 
 class WanTraining(DiffusionTraining):
-    """Training module of Wan."""
+    """Training module for Wan."""
 
     PIPELINES: ClassVar[tuple[str, ...]] = ("WanPipeline", IMAGE_TO_VIDEO)
     DENOISERS: ClassVar[CLASSES] = dict.fromkeys(("transformer", "transformer_2"), ("WanTransformer3DModel",))
@@ -61,7 +61,7 @@ class WanTraining(DiffusionTraining):
     TEXT_OUTPUTS = ("prompt_embeds",)
 
     def denoiser_names(self) -> tuple[str, ...]:
-        """Return the experts that train."""
+        """Return the names of the experts that are trained."""
         has_two = self.folder.class_of("transformer_2") is not None
         if has_two and self.folder.setting("boundary_ratio", None) is None:
             raise ConfigError(

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def build(*, task: str = "sft", **settings: Any) -> WanVaceTraining:
-    """Build the training module of the Wan VACE model in `model`. No random numbers are drawn.
+    """Build the training module for the Wan VACE model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -49,7 +49,7 @@ def build(*, task: str = "sft", **settings: Any) -> WanVaceTraining:
 
 
 class WanVaceTraining(WanTraining):
-    """Training module of Wan VACE."""
+    """Training module for Wan VACE."""
 
     PIPELINES = ("WanVACEPipeline",)
     DENOISERS: ClassVar[CLASSES] = dict.fromkeys(("transformer", "transformer_2"), ("WanVACETransformer3DModel",))

@@ -62,7 +62,7 @@ class Residual(nn.Module):
         self.time = CausalConv(width, width, (3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, T, H, W) to (B, C, T, H, W)."""
+        """Apply the block to a tensor (B, C, T, H, W). The shape does not change."""
         normed = x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6) * self.scale
         return x + self.time(functional.silu(self.space(functional.silu(normed))))  # type: ignore[no-any-return]
 

@@ -33,7 +33,7 @@ _WIDTH_NAMES = ("hidden_size", "d_model", "dim")
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(Options):
-    """Options of the text encoder.
+    """Options for the text encoder.
 
     Kind "bytes" needs no files. Kind "transformers" reads a folder with config.json, model.safetensors and tokenizer
     files. Nothing is downloaded, and no code in the folder runs.
@@ -116,7 +116,7 @@ def no_text(width: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 class BytesEncoder(nn.Module):
-    """Text encoder that returns fixed random features of each byte and its neighbors.
+    """Text encoder that returns fixed random features for each byte and its neighbors.
 
     It has no weights and no tokenizer, and is the same on every machine. The model that uses the features must learn
     their meaning.

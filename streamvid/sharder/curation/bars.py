@@ -14,7 +14,7 @@ _MIN_SHARE = (1, 3)  # of each side that must remain
 
 
 class BlackBars:
-    """Black rows and columns at the edges of all samples, as `Margins` of the displayed frame in pixels.
+    """Black rows and columns at the edges of all samples: `Margins` of the displayed frame, in pixels.
 
     Each margin is rounded up to an even number. Samples that are completely black, as in a fade, are ignored. The value
     is None if all samples are black, or if less than a third of the width or height would remain.
@@ -32,7 +32,7 @@ class BlackBars:
         self._size = luma.shape[1], luma.shape[0]
 
     def value(self, start: int, stop: int) -> list[int] | None:
-        """Return the bars (left, top, right, bottom) of samples `start` to `stop` (exclusive), or None."""
+        """Return the bars (left, top, right, bottom) for samples `start` to `stop` (exclusive), or None."""
         found = [bars for bars in self._found[start:stop] if bars is not None]
         if not found:
             return None

@@ -66,7 +66,8 @@ def similar(signatures: Words, first: Numbers, second: Numbers) -> npt.NDArray[n
 def _follow(leaders: Numbers, pairs: Numbers, signatures: Words) -> Numbers:
     """Make the first row of each pair the leader of the second, unless one of the two already has another leader.
 
-    A former follower of the second row follows the first row if the two are similar; otherwise, it becomes a leader.
+    Each former follower of the second row follows the first row if it is similar to that row; otherwise, it becomes a
+    leader.
     Return all rows that became leaders or have new followers.
     """
     for first, second in pairs.tolist():

@@ -336,7 +336,7 @@ def _check_rate(probe: Probe, options: ShardOptions) -> None:
 
 def _check_audio(probe: Probe, options: ShardOptions) -> None:
     if options.clips.audio == "require" and probe.has_audio is False:
-        reason = f"its audio cannot be used ({probe.audio_problem})" if probe.audio_problem else "the file has no audio"
+        reason = f"the audio cannot be used ({probe.audio_problem})" if probe.audio_problem else "the file has no audio"
         raise Rejected(f"{reason}, but clips.audio='require' is set", kind="no-audio")
 
 

@@ -41,7 +41,8 @@ _ODD = 0x9E3779B97F4A7C15
 class Base:
     """Version of a dataset to which a build adds samples.
 
-    writing: the right to publish the next version; None for a task or a dry run, because these publish nothing.
+    writing: the right to publish the next version; None for a task or a dry run, because neither of them publishes
+        anything.
     num_known: number of input rows that the dataset already knows.
     earlier: maps the hash of a file name to the number of known rows, for input files that have samples.
     """
@@ -81,7 +82,7 @@ class Base:
         return pa.schema([]) if smallest is None else SamplesFile(self.dataset.store, smallest).arrow_schema()
 
     def added_types(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the `types` that the samples files cannot store: those of new columns, and wider types."""
+        """Return the `types` that the samples files cannot store: types of new columns, and wider types."""
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:

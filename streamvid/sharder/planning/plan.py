@@ -273,7 +273,7 @@ class DrawnGroup:
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:
         """Return the group in the form that the manifest stores.
 
-        firsts: number of the group's first shard by bucket id.
+        firsts: maps each bucket id to the number of the group's first shard.
         """
         return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 

@@ -36,7 +36,7 @@ FACTS = {
     "audio_start_seconds": "float",
 }
 """Types of the facts that probing determines. Sizes are display sizes in pixels; aspect_ratio is width / height;
-audio_start_seconds is the time at which the audio begins, minus that of the first frame."""
+audio_start_seconds is the time at which the audio begins, minus the time of the first frame."""
 _OF_AUDIO = frozenset(("has_audio", "audio_start_seconds"))
 _OWN = {"text": "str", "source": "str"}
 _USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
@@ -51,7 +51,7 @@ class Where:
 
     text: the condition as the user wrote it.
     node: the parsed condition.
-    kinds: type of each available column by name. The columns are those of the user (such as `user.aesthetic`), FACTS,
+    kinds: type of each available column by name. The columns are the user's columns (such as `user.aesthetic`), FACTS,
         `text` and `source`.
     figures: names of the columns that curation adds, such as `user.motion`.
     """

@@ -109,7 +109,7 @@ def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
 
 
 def _truncated(text: str) -> str:
-    """Return a text truncated to MAX_TEXT_BYTES at a character boundary. Invalid Unicode is returned unchanged."""
+    """Truncate a text to at most MAX_TEXT_BYTES at a character boundary. Return invalid Unicode unchanged."""
     with suppress(UnicodeEncodeError):
         return text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
     return text

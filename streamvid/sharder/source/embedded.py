@@ -29,7 +29,7 @@ class EmbeddedFiles:
     folder: folder to which the files are written.
     writes: True to write the files; False to compute only their names and checksums.
     wanted: names of the columns that the options use.
-    finds_video: True to search the other columns of embedded files for the one that contains the clips.
+    finds_video: True to search the other columns of embedded files for the column that contains the clips.
     video_column: name of the detected column, or None.
     """
 

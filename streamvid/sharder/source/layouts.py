@@ -140,8 +140,9 @@ def find_input(source: str | Path, options: ShardOptions, embedded: EmbeddedFile
     if not layout.takes_base_path:
         allowed = ", ".join(name for name, layout in _LAYOUTS.items() if layout.takes_base_path)
         raise SourceError(
-            f"source.base_path={str(options.source.base_path)!r} (--base-path) cannot be combined with a source of "
-            f"layout {name}, which contains its files; omit --base-path, or choose a layout that accepts it: {allowed}"
+            f"source.base_path={str(options.source.base_path)!r} (--base-path) cannot be combined with layout {name}, "
+            "because such a source contains its own files; omit --base-path, or choose a layout that accepts it: "
+            f"{allowed}"
         )
     place = _open_base(options.source.base_path, options.storage)
     place = _within_buckets(place, found, options)

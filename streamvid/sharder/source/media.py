@@ -220,8 +220,8 @@ class Media:
 
     def _gone(self, reason: str) -> SourceError:
         return SourceError(
-            f"{self.source} was found, but can no longer be read ({reason}); restore it, then run the same "
-            "command again, which rejects rows whose files are missing"
+            f"{self.source} was found, but can no longer be read ({reason}); restore it, then run the same command "
+            "again; rows whose files are still missing are rejected"
         )
 
     def _changed(self) -> SourceError:

@@ -104,7 +104,7 @@ class Place:
         return False
 
     def look_up(self, values: Sequence[object]) -> None:
-        """Concurrently request the states of all objects to which the values refer, for later calls."""
+        """Concurrently request the states of all objects to which the values refer, and cache them for later calls."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
         """Concurrently read the caption files of all media files that are in an object store."""
@@ -140,7 +140,8 @@ class ObjectStates:
         if not self.is_allowed(url):
             raise Rejected(
                 f"the metadata is in a bucket, but refers to a file in another bucket, {split_url(url)[0]}, which "
-                "would be read with your keys; if you trust the metadata, set source.other_buckets (--other-buckets)",
+                "would be read with your credentials; if you trust the metadata, set source.other_buckets "
+                "(--other-buckets)",
                 kind="bad-path",
             )
         self.look_up([url])
@@ -204,7 +205,7 @@ class LocalFolder(Place):
 
 @dataclass(frozen=True)
 class BucketFolder(Place):
-    """Objects below a prefix of an object store, listed once."""
+    """Objects below a prefix in an object store. They are listed only once."""
 
     store: Store
     objects: ObjectStates

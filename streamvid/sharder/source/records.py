@@ -100,7 +100,7 @@ class Record:
     signature: str | None = None
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return a Media with which workers read the file. storage: options for accessing the file's store."""
+        """Return a Media that workers use to read the file. storage: options for accessing the file's store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
 

@@ -79,7 +79,7 @@ def read_tars(
             row[CAPTION] = next((row[name] for name in CAPTION_COLUMNS if row.get(name)), None)
     if reader.num_left_out:
         _log.warning(
-            "ignored %d media members that are neither clips nor conditioning inputs, in the tars of %s",
+            "ignored %d media members in the tars of %s, because they are neither clips nor conditioning inputs",
             reader.num_left_out,
             place.url,
         )

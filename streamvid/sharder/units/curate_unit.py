@@ -45,8 +45,8 @@ def curate_file(unit: CurateUnit) -> Finding:
     """Measure one file. Runs in a worker.
 
     The finding has one part per span: the list of the span's scenes. Each scene is a list of the first frame, the frame
-    after the last, and the figures by name. A span has several scenes only if it is divided at hard cuts. The part of a
-    span does not depend on the other spans.
+    after the last, and the figures by name. A span has several scenes only if it is divided at hard cuts. The part for
+    a span does not depend on the other spans.
 
     Raises SourceError if the file has changed since it was listed, and StorageError if the store fails.
     """
