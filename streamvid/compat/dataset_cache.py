@@ -81,7 +81,7 @@ def _build(source: str, options: ShardOptions, key: str, folder: Path, progress:
     report = shard(source, part, options, progress)
     if content_key(source, options) != key:
         shutil.rmtree(part)
-        raise SourceError(f"files of {source} changed while they were being sharded; run the same command again")
+        raise SourceError(f"files in {source} changed while they were being sharded; run the same command again")
     part.rename(folder)
     return report
 

@@ -322,7 +322,7 @@ class TrainRequest:
 def flag_options(
     given: Given, named: Collection[str], *, has_config: bool, task: str | None = None
 ) -> dict[str, object]:
-    """Return the options of TrainConfig that flags set, by dotted name, except the options that `data_options` returns.
+    """Return the TrainConfig options set by flags, by dotted name, except the options that `data_options` returns.
 
     named: options that are in the file or in --set.
     has_config: True if a file is given; without a file, DiffSynth-Studio's defaults apply.

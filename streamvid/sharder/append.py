@@ -84,10 +84,10 @@ def append_options(dataset: str | Path, given: Mapping[str, Any]) -> ShardOption
     if options.curation.dedup is not None:
         raise ConfigError(
             f"curation.dedup={options.curation.dedup!r}: the dataset at {store.url} was built with this option, and "
-            "near-duplicates can be found only if all rows are compared at once. Either build a new dataset from "
-            f"the old and new sources together: streamvid shard OLD NEW DEST --dedup {options.curation.dedup}; or, "
-            "to accept near-duplicates of old rows, build one from the new source alone and add it: streamvid merge "
-            f"{store.url} DEST"
+            "near-duplicates can be found only if all rows are compared with each other. Either build a new dataset "
+            f"from the old and new sources together: streamvid shard OLD NEW DEST --dedup {options.curation.dedup}; "
+            "or, to accept near-duplicates of old rows, build a dataset from the new source alone and add it: "
+            f"streamvid merge {store.url} DEST"
         )
     return options
 

@@ -220,7 +220,7 @@ def probe_all(
 
 
 def _files(records: Rows[Record]) -> Iterator[ProbedFile]:
-    """Yield the files of all records."""
+    """Yield all files that the records use."""
     for *own, extra in records.tuples("path", "num_bytes", "version", "source", "extra"):
         yield ProbedFile(*own)
         for file in extra:

@@ -270,7 +270,7 @@ def test_a_dataset_whose_near_duplicates_were_dropped_is_refused(growing: Growin
     """The error names what helps, and it does."""
     growing.build(growing.rows[:2], dedup="mark")
     with pytest.raises(
-        ConfigError, match=f"only if all rows are compared at once.*streamvid merge {growing.dest} DEST"
+        ConfigError, match=f"only if all rows are compared with each other.*streamvid merge {growing.dest} DEST"
     ):
         growing.append(growing.rows[:3])
     shard(growing.write(growing.rows[2:4]), tmp_path / "new", shard_options(**PLAIN, dedup="mark"))

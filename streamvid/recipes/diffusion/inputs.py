@@ -88,6 +88,6 @@ def _first_channel(batch: Batch, name: str) -> Tensor:
 
 
 def _present(batch: Batch, name: str, is_all: bool = False) -> Tensor:
-    """Return a bool tensor (B,): True for samples with at least one image or, with `is_all`, all images of an input."""
+    """Return a bool mask (B,) of samples that have any image of an input or, with `is_all`, all of its images."""
     found: Tensor = batch.media_present[name].to(batch.media[name].device)
     return found if found.ndim == 1 else found.all(dim=1) if is_all else found.any(dim=1)

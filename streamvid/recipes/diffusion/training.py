@@ -34,13 +34,16 @@ CLASSES = Mapping[str, tuple[str, ...]]
 class DiffusionTraining(nn.Module):
     """Training module for a diffusion model. Each family sets the attributes in capitals.
 
-    PIPELINES: names of the diffusers pipelines that the family trains. DENOISERS: components that are trained, with
-    their allowed classes. ENCODERS: frozen components that only `encode` uses, with their allowed classes. SAMPLERS:
-    frozen components that only sampling needs, with their allowed classes. TOKENIZERS: names of tokenizers and image
-    processors. TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the pipeline that
-    renders samples. TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None for an output
-    that is ignored. They are also the names of batch fields and of arguments for the pipeline's call. MAX_TEXT: name of
-    the argument of `encode_prompt` for the text length, or None. NUM_STEPS: timestep of the transformer at time 1.
+    PIPELINES: names of the diffusers pipelines that the family trains.
+    DENOISERS: components that are trained, with their allowed classes.
+    ENCODERS: frozen components that only `encode` uses, with their allowed classes.
+    SAMPLERS: frozen components that only sampling needs, with their allowed classes.
+    TOKENIZERS: names of tokenizers and image processors.
+    TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the pipeline that renders samples.
+    TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None for an output that is ignored.
+        They are also the names of batch fields and of arguments for the pipeline's call.
+    MAX_TEXT: name of the argument of `encode_prompt` for the text length, or None.
+    NUM_STEPS: timestep of the transformer at time 1.
     """
 
     PIPELINES: ClassVar[tuple[str, ...]]

@@ -34,7 +34,7 @@ class AutoencoderConfig(Options):
 
     outer_width: int = option(48, minimum=1, help="Number of channels at a quarter of the frame size.")
     inner_width: int = option(64, minimum=1, help="Number of channels at an eighth of the frame size.")
-    latent_channels: int = option(16, minimum=1, help="Number of channels of the latents.")
+    latent_channels: int = option(16, minimum=1, help="Number of latent channels.")
 
 
 class CausalConv(nn.Conv3d):

@@ -17,7 +17,7 @@ Dedup: TypeAlias = Literal["mark", "keep-largest"]
 SIGNATURE, GROUP = "signature", "duplicate_group"
 """Figure for finding near-duplicates, and the column that holds the group of each near-duplicate."""
 CURATION_VERSION = 1
-"""Version of the definitions in this folder. It changes with them, because they determine the dataset's content."""
+"""Version of the definitions in this folder, which determine a dataset's content. It changes whenever they change."""
 
 
 @dataclass(frozen=True, slots=True)

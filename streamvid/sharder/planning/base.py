@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RETRIED = frozenset(("timeout", "memory", "crash", "fault", "missing-file", "unreadable-file"))
-"""Kinds of rejections that may not occur again, so that their rows are not recorded."""
+"""Kinds of rejections that might not occur again. Rows that are rejected for these reasons are not recorded."""
 _ODD = 0x9E3779B97F4A7C15
 
 
@@ -125,7 +125,7 @@ class Base:
         return tuple(one for one, recorded in zip(rejections, is_recorded, strict=True) if not recorded)
 
     def _joined_types(self, records: RecordSet) -> dict[str, str]:
-        """Return the types that the input's columns have in the dataset.
+        """Return the dataset's types for the input's columns.
 
         Raises ConfigError if a type does not match.
         """

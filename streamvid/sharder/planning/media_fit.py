@@ -26,7 +26,7 @@ SHAPE_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class PlannedMedium:
-    """One file of a conditioning input, as stored with a sample's clip.
+    """File from a conditioning input, as stored with a sample's clip.
 
     is_still: True for one still image per clip; False for a video with as many frames as the clip, and for audio.
     """

@@ -131,11 +131,11 @@ samples have different members."""
 class _Facts:
     """Facts that determine the order of samples and their shards, with one entry per sample in the order of the input.
 
-    codes: index of the sample's group in `groups`, or -1 for a sample that several buckets store.
+    codes: index of the sample's group in `groups`, or -1 for a sample that is stored in several buckets.
     places: hash that determines the sample's position in its group, so that the order of the input does not matter.
         Two samples of a group share a hash with a probability of 2**-64.
     sizes: size of the sample in bytes.
-    drawn: samples that several buckets store.
+    drawn: samples that are stored in several buckets.
     """
 
     groups: list[_Group]
@@ -179,7 +179,10 @@ def _facts_of(assignment: Assignment, seed: int) -> _Facts:
 
 
 def _plain_cuts(facts: _Facts, shard_size_bytes: int) -> dict[str, list[tuple[str, Int64Array]]]:
-    """Return each bucket's shards as (split, sample numbers) pairs, without samples that several buckets store."""
+    """Return each bucket's shards as (split, sample numbers) pairs.
+
+    Samples that are stored in several buckets are omitted.
+    """
     found: dict[str, list[tuple[str, Int64Array]]] = {}
     order = np.lexsort((facts.places, facts.codes))
     bounds = np.searchsorted(facts.codes[order], np.arange(len(facts.groups) + 1))

@@ -143,9 +143,10 @@ def apply_where(
 ) -> RecordSet:
     """Reject the rows that do not match the `where` condition, if there is one.
 
-    The sharder calls this function before probing (without `probes`), after probing, and after curation. A condition
-    is evaluated as soon as everything that it requires is known. If curation follows (`is_curated` is False), rows
-    that do not match for any values of the figures are rejected before curation, so that their files are not decoded.
+    The sharder calls this function before probing (without `probes`), after probing, and after curation. A condition is
+    evaluated as soon as everything that it requires is known. If curation follows (`is_curated` is False), rows that
+    cannot match, whatever the figures turn out to be, are rejected before curation, so that their files are not
+    decoded.
     Raises ConfigError if a condition that requires probes is applied to text rows, which are not probed.
     """
     text = options.source.where

@@ -27,7 +27,7 @@ MediaCells: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """One file of a conditioning input.
+    """File from a conditioning input.
 
     item: index of the file (starting at 0) if the cell contains a list of files; otherwise None.
     source, path, num_bytes, version: same as in Record.

@@ -313,7 +313,7 @@ def _read_lists(source: _Source) -> SourceInput:
         captions.pop()
     if len(captions) != len(files):
         raise SourceError(
-            f"source {source.place.url}: {prompts} has {len(captions)} lines and {videos} has {len(files)}; both must "
+            f"source {source.place.url}: {prompts} has {len(captions)} lines, but {videos} has {len(files)}; both must "
             "have one line per sample"
         )
     rows: Iterable[Mapping[str, object]] = (

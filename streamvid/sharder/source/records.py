@@ -342,7 +342,7 @@ def _summary(
 
 
 def _files(records: Rows[Record]) -> Iterator[str]:
-    """Yield the names of all files of the records."""
+    """Yield the names of all files that the records use."""
     for source, extra in records.tuples("source", "extra"):
         yield source
         yield from (file.source for file in extra)

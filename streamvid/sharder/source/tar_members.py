@@ -92,7 +92,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
 
 
 def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
-    """Store the values of an extended header, which apply to the next member, in `own`.
+    """Store the values of an extended header in `own`. They apply to the next member.
 
     Global headers and link targets are ignored."""
     if kind == b"L":

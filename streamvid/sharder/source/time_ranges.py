@@ -49,7 +49,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """Part of a video: the frames with times from start to end (exclusive), in seconds after the first frame."""
+    """Part of a video: the frames with times from start to end (exclusive), in seconds from the first frame."""
 
     start: Fraction
     end: Fraction
