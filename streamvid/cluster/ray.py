@@ -32,9 +32,9 @@ class TaskNeeds:
 
     num_cpus: number of CPUs; None selects all CPUs of a machine or, if tasks use GPUs, the machine's CPUs per GPU.
     option: name of the option that sets `num_cpus`, for error messages.
-    uses_gpu: True to give each task one GPU if any machine of the cluster has GPUs.
+    uses_gpu: True to give each task one GPU if any machine in the cluster has GPUs.
     max_tasks: largest useful number of tasks.
-    num_phases: number of phases of the work. Each phase begins when all tasks have finished the previous phase.
+    num_phases: number of phases in the work. Each phase begins when all tasks have finished the previous phase.
     """
 
     num_cpus: int | None

@@ -82,7 +82,7 @@ def file_keys(text: str) -> tuple[str, dict[str, str]]:
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
         raise ConfigError(
-            f"data_file_keys={text!r} contains an empty column name; list the columns that hold media paths, the "
-            "clip's column first, such as 'video,control_video'"
+            f"data_file_keys={text!r} contains an empty column name; list the columns that contain media paths, "
+            "starting with the clip's column, such as 'video,control_video'"
         )
     return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

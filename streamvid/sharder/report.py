@@ -77,7 +77,7 @@ class ShardReport:
         clip that several buckets store counts once (SHARD-3).
     stored_clips: (number of clips that are stored in several buckets, number of samples with these clips); (0, 0)
         unless assign="all".
-    clips: "copy", "native" or "text".
+    clips: "copy", "native", "text" or "audio".
     is_sized: False after a dry run that would make clips; clip sizes and the number of shards are then unknown.
     encode_seconds: CPU time for encoding in this run and in earlier, interrupted runs; None if nothing was encoded.
     probe_bytes_read: number of bytes read from remote files for probing; None if no remote file was probed.

@@ -31,7 +31,7 @@ def options_like(stored: Mapping[str, Any], given: Mapping[str, Any], url: str) 
 
     stored: output of `ShardOptions.to_json`. given: nested fields of ShardOptions, such as {"work": {"workers": 2}}.
     url: location of the dataset, for errors.
-    Raises ConfigError if an option that determines the content of the dataset is given with another value.
+    Raises ConfigError if an option that determines the content of the dataset is given with a different value.
     """
     options = ShardOptions(**_merged(_fields_of(stored), given))
     asked = json.loads(json.dumps(options.to_json()))

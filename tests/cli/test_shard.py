@@ -270,7 +270,7 @@ def test_a_dest_that_is_something_else_is_left_alone(tiny: Tiny, tmp_path: Path)
     (tmp_path / "letters" / "mine.txt").write_text("dear")
     for dest in (tmp_path / "letters", tmp_path / "letters" / "mine.txt"):
         done = run_streamvid("shard", tiny.videos, dest, *OPTIONS, "--overwrite", check=False)
-        assert done.returncode == 1 and "choose an empty folder or a new one" in done.stderr
+        assert done.returncode == 1 and "choose an empty or new folder" in done.stderr
     assert tree_of(tmp_path) == {"letters/mine.txt": b"dear"}
 
 

@@ -42,7 +42,7 @@ def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
     """Return a mask (B, 1, T, H, W) with values 0 and 1, or None if the batch lacks this input.
 
     Stored values of 128 and more become 1, and smaller values become 0. For samples that lack a mask, all values are 1.
-    Raises ConfigError if the largest stored value is from 1 to 127, as in masks of class ids.
+    Raises ConfigError if the largest stored value is from 1 to 127, as in masks that store class ids.
     """
     if not _has(batch, name):
         return None

@@ -28,7 +28,7 @@ def mix(latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
 
 
 def squared_error(predicted: Tensor, target: Tensor, given: Tensor | None = None) -> Tensor:
-    """Return the mean squared error per sample, with shape (B,), of tensors (B, C, t, h, w).
+    """Return the mean squared error per sample, with shape (B,), for tensors (B, C, t, h, w).
 
     given: bool (B,), True for samples whose first latent frame is excluded because it is an input of the model.
     """

@@ -69,7 +69,7 @@ def _require_floats(state: dict[str, Tensor], file: Path) -> None:
     kinds = sorted({str(one.dtype).removeprefix("torch.") for one in state.values() if one.dtype not in _DTYPES})
     if kinds:
         raise ConfigError(
-            f"{file} is quantized (it contains tensors of {some(kinds)}); use the model in bfloat16, float16 or "
+            f"{file} is quantized (it contains tensors of type {some(kinds)}); use the model in bfloat16, float16 or "
             "float32. To store frozen weights in FP8, set model.fp8"
         )
 

@@ -232,7 +232,7 @@ class DiffusionTraining(nn.Module):
         return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
 
     def noisy_latents(self, latents: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return latents with added noise. First frames that are inputs of the model remain without noise."""
+        """Return latents with added noise. First frames that are inputs of the model get no noise."""
         noisy = losses.mix(latents, drawn.noise, drawn.times)
         if not bool(drawn.given.any()):
             return noisy

@@ -132,7 +132,7 @@ class BytesEncoder(nn.Module):
         self.register_buffer("table", torch.from_numpy(table), persistent=False)
 
     def forward(self, text: Sequence[str]) -> list[Tensor]:
-        """Encode B captions as B tensors (L_i, width), float32, where L_i is the number of UTF-8 bytes."""
+        """Encode B captions as B float32 tensors (L_i, width), where L_i is the number of UTF-8 bytes."""
         return [self._states(caption) if caption else no_text(self.width, self.table.device) for caption in text]
 
     def _states(self, caption: str) -> Tensor:
@@ -171,7 +171,7 @@ class TransformersEncoder(nn.Module):
         _log.info("text encoder: %s, with hidden states of width %d", folder, self.width)
 
     def forward(self, text: Sequence[str]) -> list[Tensor]:
-        """Encode B captions as B tensors (L_i, width), float32, where L_i is the number of tokens.
+        """Encode B captions as B float32 tensors (L_i, width), where L_i is the number of tokens.
 
         Special tokens are included.
         """

@@ -76,9 +76,9 @@ class Blur:
     """Perceptual blur (Crete et al., "The blur effect", 2007), from 0 (sharp) to 1 (blurred).
 
     Blurring changes a sharp picture more than a picture that is already blurred. The figure of a sample is the share of
-    the differences between neighboring pixels that remains after a box filter of 9 pixels, in the direction with the
-    larger share. The longer side of the picture has at most 512 pixels. The value is the mean over all samples, or None
-    if all samples are flat or too small.
+    the differences between neighboring pixels that remains after a 9-pixel box filter, in the direction with the larger
+    share. The longer side of the picture has at most 512 pixels. The value is the mean over all samples, or None if all
+    samples are flat or too small.
     """
 
     def __init__(self) -> None:

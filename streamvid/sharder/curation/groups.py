@@ -31,8 +31,7 @@ _ROWS_AT_ONCE = 1 << 16
 def find_leaders(signatures: Words) -> Numbers:
     """Return the leader of each row. A row without a similar earlier leader is its own leader.
 
-    signatures: array with shape (words, rows), with at most 2**32 rows. Only an earlier row can become the leader of a
-        row.
+    signatures: array with shape (words, rows), with at most 2**32 rows.
     """
     leaders = np.arange(signatures.shape[1])
     rows = leaders.copy()

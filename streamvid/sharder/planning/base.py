@@ -95,7 +95,7 @@ class Base:
         manifest, store = self.manifest, self.dataset.store
         if manifest.counts.samples and not manifest.files.records:
             raise DatasetError(
-                f"{self.dataset.url} does not list the rows that the dataset was built from, so known rows cannot be "
+                f"{self.dataset.url} does not list the rows from which it was built, so known rows cannot be "
                 "recognized; build the dataset again"
             )
         types, entries = self._joined_types(records), entries_of(records.records)

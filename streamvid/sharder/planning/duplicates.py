@@ -71,7 +71,7 @@ _NAMES = ("record.row", "record.source", "record.time_range")
 
 
 def _name(source: str, time_range: TimeRange | None) -> str:
-    """Return the name of a row, which identifies a group if the row is the best one of the group."""
+    """Return the name of a row, which identifies a group if the row is the best row in that group."""
     return source if time_range is None else f"{source} ({time_range.text})"
 
 

@@ -68,7 +68,7 @@ class Where:
 
     @property
     def can_fail_early(self) -> bool:
-        """True if rows may fail the condition before their figures are known."""
+        """True if a row can fail the condition before its figures are known."""
         # Only this operator gives a result other than unknown for a missing value. A text that contains it is harmless.
         return bool(self.node.columns & self.figures) and " is None" not in self.node.text
 
@@ -121,7 +121,7 @@ class Where:
 def parse_where(text: str, user_types: Mapping[str, str], figures: Collection[str] = ()) -> Where:
     """Parse a condition on the user's columns, FACTS, `text` and `source`.
 
-    user_types: index types by column. figures: names of the columns that curation adds.
+    user_types: maps each user column to its type in the index. figures: names of the columns that curation adds.
     Raises ConfigError if the condition is invalid; the message contains the text, the position of the error and a
     remedy.
     """

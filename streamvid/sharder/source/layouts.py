@@ -247,7 +247,7 @@ def _is_folder(source: _Source) -> bool:
 
 
 def _unread_metadata(source: _Source, read: SourceInput) -> tuple[str, ...]:
-    """Return the names of the metadata files directly in the source's folder that were not read.
+    """Return the names of the metadata files that are directly in the source's folder and were not read.
 
     Files that are named after a media file, such as clip.json next to clip.mp4, are omitted, because they describe only
     that media file.

@@ -96,13 +96,13 @@ class InputSummary:
     shared_files: rows that use the same file as an earlier row.
     duplicates: files with the same content as another file.
     fps: lowest and highest frame rate of the videos that have a bucket.
-    read_fps: frame rate at which videos are read; None if each is read at its own rate.
+    read_fps: frame rate at which videos are read; None if each video is read at its own rate.
     repeated: videos with a bucket and a frame rate below `read_fps`, some of whose frames are therefore repeated.
     num_dropped: number of videos with a bucket and a frame rate above `read_fps`, some of whose frames are therefore
         dropped.
     num_without_bucket: number of files, windows or rows that no bucket accepts.
     near_duplicates: groups of rows with similar pictures; None unless `curation.dedup` is set.
-    audio: audio of the videos; None if files are not probed first.
+    audio: facts about the audio of the videos; None if files are not probed first.
     """
 
     sources: tuple[SourceSummary, ...]

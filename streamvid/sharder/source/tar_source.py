@@ -67,8 +67,8 @@ def read_tars(
     sources = [name for name in names if not _is_below(name, _NO_SOURCES) or len(names) == 1]
     if not sources:
         raise SourceError(
-            f"source {place.url} contains only tars of metadata or embeddings (in folders named "
-            f"{', '.join(_NO_SOURCES)}); pass the folder that contains the tars of videos"
+            f"source {place.url} contains only tars with metadata or embeddings (in folders named "
+            f"{', '.join(_NO_SOURCES)}); pass the folder that contains the tars with videos"
         )
     reader = _TarReader(place, frozenset(wanted))
     rows = [row for _, part in concurrently(reader.rows, sources) for row in part]

@@ -26,9 +26,7 @@ from streamvid.errors import Rejected, SourceError
 _STARTS = ("start", "begin", "from", "in", "t0", "onset", "ss")
 _ENDS = ("end", "stop", "finish", "to", "out", "t1", "offset", "duration")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
-"""Pairs of words that denote time ranges regardless of the values, if all other words in the column names are usual
-ones.
-"""
+"""Pairs of words that denote time ranges regardless of the values, if the column names contain no unusual words."""
 _USUAL = {"clip", "segment", "scene", "shot", "span", "time", "timestamp", "t", "frame", "frames", "idx", "index"}
 _USUAL |= {"sec", "secs", "second", "seconds", "s", "ms"}
 _RANGES = re.compile(r"(?:timestamp|time|time_range|range|clip_range|segment|interval|span|start_end)s?")

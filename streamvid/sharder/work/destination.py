@@ -43,9 +43,9 @@ class Destination:
             return
         if isinstance(self.store, LocalStore):
             is_free = not self.store.root.is_dir() or not any(self.store.root.iterdir())
-            free = "an empty folder or a new one"
+            free = "an empty or new folder"
         else:
-            is_free, free = not any(True for _ in self.store.files()), "an empty prefix of the bucket"
+            is_free, free = not any(True for _ in self.store.files()), "an empty prefix in the bucket"
         if not is_free:
             raise DatasetError(f"destination {self.url} is not empty, but does not contain a dataset; choose {free}")
 
@@ -71,7 +71,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
         )
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 - keeps links as the user wrote them
     if root.exists() and not root.is_dir():
-        raise DatasetError(f"destination {root} is a file; choose an empty folder or a new one")
+        raise DatasetError(f"destination {root} is a file; choose an empty or new folder")
     return Destination(LocalStore(root), root / STAGING)
 
 

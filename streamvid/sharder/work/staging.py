@@ -37,7 +37,7 @@ from streamvid.storage import LocalStore, Store
 MAX_NOTE_BYTES = 2**30
 LOCK_WAIT_SECONDS = 5.0
 EMBEDDED = "embedded"
-"""Folder of the files that are extracted from cells of metadata files."""
+"""Folder for files that are extracted from the cells of metadata files."""
 LOCK = "lock"
 JOURNALS = PROBES, FIGURES, ENCODES = ("probes.jsonl", "figures.jsonl", "encodes.jsonl")
 """Journals of the findings of probing, curation and encoding."""
@@ -173,7 +173,7 @@ class Staging:
         put_note(self.store, folder / _NAMES, json.dumps(sorted(paths)).encode())
 
     def notes_of(self, folder: Path) -> set[str]:
-        """Return the names of the notes in a plan's folder, including notes of other machines."""
+        """Return the names of the notes in a plan's folder, including notes from other machines."""
         return {state.path.rpartition("/")[2] for state in self.store.files(f"{STAGING}/{folder.name}")}
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
@@ -304,8 +304,8 @@ def locked_staging(dest: Destination, lease: Lease, share: Share = WHOLE) -> Ite
                 lock = _lock(dest.folder / task_folder(share), LOCK_WAIT_SECONDS)
     except TimeoutError:
         raise DatasetError(
-            f"{dest.folder} is in use by another sharder, or by a leftover worker process of an earlier one; wait "
-            "until that process ends, or choose another destination"
+            f"{dest.folder} is in use by another sharder, or by a worker process that an earlier sharder left behind; "
+            "wait until that process ends, or choose another destination"
         ) from None
     with lock:
         yield Staging(dest.store, dest.folder, lock.descriptor, lease, share)

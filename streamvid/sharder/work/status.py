@@ -48,7 +48,7 @@ class Phase:
 
     @property
     def per_second(self) -> float | None:
-        """Average rate of this run in files, clips or shards per second; None if this run has not finished any."""
+        """Average number of files, clips or shards finished per second in this run; None until the first is finished."""
         done = self.done - self.done_before
         return done / self.seconds if done > 0 and self.seconds > 0 else None
 
@@ -73,8 +73,8 @@ class ShardStatus:
     seconds_ago: seconds since `phases` was last updated: about every second on this machine or in a shared folder, and
         every 30 seconds through an object store.
     phases: phases of the last run, ending with the current phase; for tasks, sums over the tasks that have started.
-    rejections: number of files or clips by kind of rejection. If a run without tasks uses an object store, these
-        numbers are known only on the machine of the run.
+    rejections: maps each kind of rejection to its number of files or clips. If a run without tasks uses an object
+        store, these numbers are known only on the machine of the run.
     num_tasks: number of tasks that have started; 0 without tasks.
     """
 

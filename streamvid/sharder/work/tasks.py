@@ -35,7 +35,7 @@ def task_phases(options: ShardOptions) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Unfinished work of other tasks: `num_units` of the `total` units of a phase."""
+    """Unfinished work of other tasks: `num_units` of a phase's `total` units."""
 
     phase: str
     num_units: int

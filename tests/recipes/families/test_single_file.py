@@ -80,7 +80,7 @@ def test_other_files_are_refused(other: Any, tmp_path: Path) -> None:
     (tmp_path / "header.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
     for name, said in (
         ("file.pt", "must be a .safetensors file; other formats can run code"),
-        ("fp8.safetensors", r"is quantized \(it contains tensors of float8_e4m3fn\)"),
+        ("fp8.safetensors", r"is quantized \(it contains tensors of type float8_e4m3fn\)"),
         ("part.safetensors", "lacks blocks.1.|cannot load"),
         ("header.safetensors", "cannot be read as a safetensors file"),
         ("none.safetensors", "cannot read|cannot be read"),
