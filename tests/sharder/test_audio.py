@@ -196,7 +196,7 @@ def test_datasets_remember_the_option(source: Source, kept: Path, tmp_path: Path
         append(dest, more, {"clips": {"audio": "drop"}})
     with pytest.raises(ConfigError, match=r"audio: the dataset at .* has .keep., but .drop. was given"):
         append(kept, more, {"clips": {"audio": "drop"}})
-    assert "build the dataset without --audio require" in report.rejected_by_kind[0].remedy
+    assert "build a dataset without --audio require" in report.rejected_by_kind[0].remedy
     with pytest.raises(DatasetError, match="audio is keep in .* but require"):
         merge(kept, dest)
 
