@@ -163,7 +163,7 @@ def test_base_path_is_for_relative_paths_alone(tmp_path: Path) -> None:
     assert "points outside the source folder" in records.rejections[0].reason
     with pytest.raises(SourceError, match="is not an existing folder"):
         read(tmp_path / "rows.jsonl", base_path=tmp_path / "nowhere")
-    with pytest.raises(SourceError, match="which contains its files"):
+    with pytest.raises(SourceError, match="such a source contains its own files"):
         read(tmp_path / "media", base_path=tmp_path)
 
 
