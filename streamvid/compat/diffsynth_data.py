@@ -285,7 +285,7 @@ def _noted_dataset(store: Store, url: str) -> DatasetValue:
 
 
 def note_dataset(config: TrainConfig) -> None:
-    """Write a file that names the dataset of new features, so that --dataset_base_path finds the dataset."""
+    """In a file next to new features, record the location of their dataset for --dataset_base_path."""
     if config.data.features.url is not None:
         data = json.dumps({"dataset": _absolute(config.data.dataset)}, indent=1).encode() + b"\n"
         open_store(config.data.features.url, config.data.storage).put(NOTE, data)

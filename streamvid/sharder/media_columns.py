@@ -36,7 +36,7 @@ class MediaColumn:
 
     @property
     def stem(self) -> str:
-        """Prefix of the extensions of the tar members that contain this input."""
+        """Prefix of the extensions that this input's tar members have."""
         return self.name.replace("_", "")
 
     def __str__(self) -> str:

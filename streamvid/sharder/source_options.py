@@ -99,7 +99,7 @@ class SourceOptions:
     )
     other_buckets: bool = option(
         False,
-        help="Allow metadata in a storage bucket to refer to other buckets, read with your credentials.",
+        help="Allow metadata in a storage bucket to refer to other buckets, which are read with your credentials.",
     )
     where: str | None = option(
         None, help="Keep only rows that match a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"

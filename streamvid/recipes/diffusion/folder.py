@@ -80,7 +80,9 @@ class ModelFolder:
         """Load an image processor. Raises ConfigError if it cannot be loaded."""
         found = self.class_of(name)
         if found is None or "ImageProcessor" not in found:
-            raise ConfigError(f"{self.root / INDEX}: {name} is {found}; must be an image processor from transformers")
+            raise ConfigError(
+                f"{self.root / INDEX}: {name} is {found}, but must be an image processor from transformers"
+            )
         return self._from_pretrained(_class(found), name)
 
     def scheduler(self) -> Any:

@@ -110,9 +110,9 @@ def assign(
     earlier: Mapping[int, int] = _NOTHING_EARLIER,
     media: Mapping[str, MediaInfo] = _NO_MEDIA,
 ) -> Assignment:
-    """Assign buckets to all probed records. A record that no bucket accepts becomes a rejection with the reason.
+    """Assign buckets to all probed records. A record that no bucket accepts becomes a rejection that states the reason.
 
-    earlier: for an append, maps the hash of a file name to the number of rows in the dataset.
+    earlier: for an append, maps the hash of a file name to the number of rows with that name in the dataset.
     media: for an append, the dataset's conditioning inputs.
     """
     stills = still_media(records, probes, options.source.media_columns, media)

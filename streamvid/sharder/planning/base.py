@@ -137,7 +137,7 @@ class Base:
             elif kind != there != "string" and _has_values(records, name):
                 raise ConfigError(
                     f"column {name!r} has type {there} in the dataset at {self.dataset.url} and type {kind} in the "
-                    "input; rename the column, or fix the values of the wrong type"
+                    "input; rename the column, or fix the values that have the wrong type"
                 )
             types[name] = there
         return types

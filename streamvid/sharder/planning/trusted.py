@@ -134,7 +134,7 @@ def _state(path: str, options: ShardOptions) -> tuple[int, str]:
 
 
 def confirm(plan: ShardPlan, shards: Sequence[PlannedShard], probes: Probes, options: ShardOptions) -> ShardPlan:
-    """Return the plan with the probed facts of the samples in these shards. Other shards stay as planned.
+    """Return the plan with the probed facts for the samples in these shards. Other shards stay as planned.
 
     A sample whose file cannot be used, or would be stored differently, becomes a rejection. Shards keep their names,
     and a shard can become empty.

@@ -67,7 +67,7 @@ def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -
         if table is not None and table.names and medium.column not in table.names:
             listed = ", ".join(table.names)
             raise SourceError(
-                f"media {medium}: {medium.column!r} is not a column of the metadata; available columns: {listed}"
+                f"media {medium}: {medium.column!r} is not a column in the metadata; available columns: {listed}"
             )
 
 

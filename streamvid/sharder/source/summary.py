@@ -21,7 +21,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Number of items with some property, and the first few of these items as examples."""
+    """Number of items with a certain property, and the first few of these items as examples."""
 
     count: int = 0
     examples: tuple[str, ...] = ()
