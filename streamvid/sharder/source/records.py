@@ -106,7 +106,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Rejected input row, and the reason for the rejection. kind: class of the reason. row: row number, starting at 0."""
+    """Rejected input row, with the reason. kind: class of the reason. row: row number, starting at 0."""
 
     row: int
     source: str
