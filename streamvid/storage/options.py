@@ -28,8 +28,10 @@ class StorageOptions:
     region: str | None = option(
         None, help="Region of the S3 bucket.", metavar="R", shown_default="AWS_REGION or ~/.aws/config"
     )
-    profile: str | None = option(None, help="Profile in AWS config files.", metavar="P", shown_default="AWS_PROFILE")
-    anon: bool = option(False, help="Read without keys.")
+    profile: str | None = option(
+        None, help="Profile in the AWS config files.", metavar="P", shown_default="AWS_PROFILE"
+    )
+    anon: bool = option(False, help="Read public buckets without access keys.")
     requester_pays: bool = option(False, help="Pay for reads from requester-pays buckets.")
     deadline_seconds: float = option(
         50.0, help="Time limit for one read or write, including retries, in seconds.", flag="", maximum=86400

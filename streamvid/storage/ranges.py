@@ -14,7 +14,7 @@ GAP_BYTES = 32 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """Request for the bytes in [start, end). pieces: (offset in the request, buffer) of each wanted part."""
+    """Request for the bytes in [start, end). pieces: (offset in the request, buffer) for each wanted part."""
 
     start: int
     end: int

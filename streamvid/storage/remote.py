@@ -41,7 +41,7 @@ _LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the time for a response to a wr
 
 
 class RemoteStore(Store):
-    """Store of the objects below `prefix` in a bucket. make: function that creates the transport of a process."""
+    """Store for the objects below `prefix` in a bucket. make: function that creates a transport in each process."""
 
     def __init__(self, url: str, prefix: str, options: StorageOptions, make: Callable[[], Transport]) -> None:
         self._url, self.options = url, options

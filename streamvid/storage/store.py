@@ -38,7 +38,7 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counts of this process's requests to a store so far. For local folders, all counts are 0.
+    """Statistics on this process's requests to a store so far. For local folders, all values are 0.
 
     num_requests: all requests sent.
     num_retries: requests sent again after a failure.
@@ -48,7 +48,7 @@ class StoreStats:
     num_bytes_written: total size of the files that were written.
     seconds_lost: total time from the first failure of each request until its success.
     p50_seconds, p99_seconds: latency percentiles of recent ranged reads, or 0.0 before the first read.
-    by_error: number of failed requests by cause.
+    by_error: maps each cause to the number of failed requests.
     """
 
     num_requests: int = 0
@@ -118,10 +118,12 @@ class Store(Protocol):
         ...
 
     def copy(self, source: Store, path: str, name: str, num_bytes: int) -> bool:
-        """Copy the file `path` of another store to `name`. The store copies the bytes itself, so they are not verified.
+        """Copy the file `path` from another store to `name` in this store.
 
-        Return False if the two stores cannot do this, or if the file does not have `num_bytes` bytes. The caller must
-        then read and write the file.
+        The store copies the bytes itself, so they are not verified.
+
+        Return False if this store cannot copy from `source`, or if the file does not have `num_bytes` bytes. The caller
+        must then read and write the file.
         """
         return False
 
@@ -132,12 +134,12 @@ class Store(Protocol):
     def abort_uploads(self, folder: str = "") -> int:
         """Abort unfinished uploads below a folder, which are invisible but billed.
 
-        Return the number of these uploads.
+        Return the number of uploads that were aborted.
         """
         return 0
 
     def stats(self) -> StoreStats:
-        """Return statistics of this process's requests so far."""
+        """Return statistics on this process's requests so far."""
         return StoreStats()
 
 

@@ -77,7 +77,7 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
 
 
 def connection_error(error: BaseException, when: str) -> RequestError:
-    """Convert the error of a broken connection to a RequestError.
+    """Convert a connection error to a RequestError.
 
     when: text that is appended to the cause, such as "while reading the response".
     """
