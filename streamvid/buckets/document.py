@@ -1,7 +1,7 @@
-"""Reading and writing of bucket configurations as files or mappings.
+"""Reading and writing bucket configurations as files or mappings.
 
-A file contains YAML fields, or the `bucket_config` of an Open-Sora config. The fields are those of BucketConfig and its
-parts, without nesting.
+A file contains YAML fields, or the `bucket_config` of an Open-Sora config. The YAML fields are the fields of
+BucketConfig and its parts, without nesting.
 """
 
 from __future__ import annotations

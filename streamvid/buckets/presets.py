@@ -55,7 +55,7 @@ def preset_text(name: str | Path) -> str:
 
 
 def load_preset(name: str | Path) -> BucketConfig:
-    """Load a preset. Raises ConfigError if a name or glob of its `own_choice` matches no bucket."""
+    """Load a preset. Raises ConfigError if a name or glob in its `own_choice` matches no bucket."""
     config = load_bucket_config(name)
     if not config.is_dynamic:
         for pattern in config.about.own_choice:

@@ -111,7 +111,7 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
         return _limit(refused, clip, policy)
     shortest = min(bucket.num_frames for bucket in large_enough)
     return "too-short-for-its-size", (
-        f"the clip has {frames} of {size}: buckets that are short enough are too large (a clip must have "
+        f"the clip has {frames} at {size}: buckets that are short enough are too large (a clip must have "
         f"{float(share):g} of their area), and the shortest bucket that is small enough has {shortest} frames{needs}"
     )
 
