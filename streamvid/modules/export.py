@@ -1,4 +1,4 @@
-"""Trained weights for other tools: adapters in another format, and full weights as a diffusers folder."""
+"""Export of trained weights for other tools: adapters in another format, and full weights as a diffusers folder."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, so
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]
     if strange:
         raise ConfigError(
-            f"{source} contains {some(strange)}, which {base} lacks or has in other shapes; use the folder of the "
-            "model that the run trained"
+            f"{source} contains {some(strange)}, which {base} lacks or has with different shapes; use the folder "
+            "of the model that the run trained"
         )
     state |= {name: one.to(state[name].dtype) for name, one in tensors.items()}
     output.mkdir(parents=True)

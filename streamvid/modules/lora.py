@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA) through peft: choice of layers, sources of weights, and names in files.
 
-A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. The formats of files are in
+A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. The file formats are implemented in
 `adapters/`.
 """
 
@@ -92,9 +92,9 @@ def require_files(config: LoraConfig) -> None:
 def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
     """Return the dotted names of the layers of `base` that get adapters.
 
-    wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, the
-        linear layers inside lists of blocks are chosen that have at least 512 inputs and outputs. If no layer is that
-        large, all linear layers inside lists of blocks are chosen.
+    wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, linear
+        layers inside lists of blocks are chosen: those with at least 512 inputs and outputs or, if no layer is that
+        large, all of them.
     """
     names = [part for part in (wanted.split(",") if isinstance(wanted, str) else wanted) if part.strip()]
     names = [part.strip() for part in names]
@@ -146,12 +146,12 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
         delta = (up @ down).reshape(layer.weight.shape)
         with torch.no_grad():
             layer.weight.copy_(layer.weight.float() + found.scales[name] * delta)
-    _log.info("fused the adapters of %s into %d layers of %s", path, len(pairs), config.preset_model)
+    _log.info("fused the adapters from %s into %d layers of %s", path, len(pairs), config.preset_model)
     return len(pairs)
 
 
 def adapter_state(tensors: Mapping[str, Tensor], base: str = "") -> dict[str, Tensor]:
-    """Return a model's adapters among `tensors`, under their names in files.
+    """Return the adapters of a model that `tensors` contains, under the names that files use.
 
     base: dotted name of the model.
     """
@@ -169,7 +169,7 @@ def bases_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def adapter_files(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> dict[str, EncodedAdapters]:
-    """Return one adapter file per model that has adapters among `tensors`, by the dotted name of the model.
+    """Return a mapping from the dotted name of each model with adapters in `tensors` to its adapter file.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """

@@ -40,7 +40,7 @@ class WeightSource:
     """The files of one model.
 
     child: child that receives the tensors; None selects the child with matching keys and shapes.
-    written: paths as in the configuration.
+    written: paths as written in the configuration.
     """
 
     files: tuple[Path, ...]
@@ -49,7 +49,7 @@ class WeightSource:
 
     @property
     def name(self) -> str:
-        """Name for messages: the paths as in the configuration."""
+        """Name for messages: the paths as written in the configuration."""
         return ", ".join(self.written)
 
 
@@ -115,7 +115,7 @@ def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """Return the names of the tensors of a file. Raises ConfigError if the file is damaged."""
+    """Return the names of the tensors in a file. Raises ConfigError if the file is damaged."""
     if file.suffix != SAFETENSORS:
         return list(read_state([file]))
     with _reading(file), safe_open(str(file), framework="pt") as opened:
