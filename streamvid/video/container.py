@@ -1,4 +1,4 @@
-"""Opening of untrusted media files. No other module opens media files.
+"""Opening untrusted media files. No other module opens media files.
 
 FFmpeg receives a reader without a name, never a path. It therefore cannot guess a format from the name, and no file can
 make it open another file. Only the containers and codecs of `Limits` are allowed; cover art does not count as video.
@@ -41,7 +41,7 @@ class FarFile(RangeFile):
     """Remote file that can skip byte ranges that are not needed."""
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
-        """Read the ranges `heads`. Afterwards, return zeros instead of all other unread bytes of the ranges `bodies`.
+        """Read the ranges in `heads`. Afterwards, return zeros for all other unread bytes in the ranges in `bodies`.
 
         Each range is a pair (start, end) of byte offsets."""
         raise NotImplementedError
@@ -70,7 +70,7 @@ _ADD_PICTURE = (
 
 
 class OnlyAudioError(ProbeError):
-    """Error of `open_video` for a file that has audio but no pictures."""
+    """Error that `open_video` raises for a file that has audio but no pictures."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(_ADD_PICTURE.format(kind=kind), kind="not-media")
@@ -223,7 +223,7 @@ def open_video(source: Source, limits: Limits) -> AbstractContextManager[VideoFi
 
 
 def open_audio(source: Source, limits: Limits) -> AbstractContextManager[VideoFile]:
-    """Open a file like `open_video`, to read its audio. Files without pictures are allowed."""
+    """Open a file to read its audio, as `open_video` does. Files without pictures are allowed."""
     return _opened(source, limits, needs_pictures=False)
 
 

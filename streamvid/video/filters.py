@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 Filters: TypeAlias = list[tuple[str, str]]
-"""(name, options) of FFmpeg filters, in the order in which frames pass through them."""
+"""(name, options) pairs of FFmpeg filters, in the order in which frames pass through them."""
 
 
 class FilterChain:

@@ -225,5 +225,5 @@ def test_reordered_pictures_under_timestamps_in_storage_order_are_refused(clip: 
                 packet.stream = stream
                 packet.pts = packet.dts = packet.dts - first
                 target.mux(packet)
-    with pytest.raises(ProbeError, match="timestamps of the two do not match.*; re-encode the file"):
+    with pytest.raises(ProbeError, match="their timestamps do not match.*; re-encode the file"):
         probe(sink.getvalue())

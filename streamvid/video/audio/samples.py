@@ -1,4 +1,4 @@
-"""Decoding of audio packets to samples with positions. Priming and padding are cut as the container declares."""
+"""Decoding audio packets to samples with positions. Priming and padding are cut as the container declares."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Piece:
     """Decoded samples of one frame, without priming and padding.
 
     - position: position of the first sample, in samples at `sample_rate` from the timeline's zero.
-    - samples: (channels, n) float32 array; integers are divided by 2^(bits - 1).
+    - samples: float32 array of shape (channels, n); integers are divided by 2^(bits - 1).
     - layout: FFmpeg's name for the channel layout.
     - packet: ordinal of the packet after which the decoder returned the frame.
-    - head, num_decoded: number of samples cut from the frame's start, and number of samples of the whole frame.
+    - head, num_decoded: number of samples cut from the frame's start, and number of samples in the whole frame.
     """
 
     position: int
@@ -148,7 +148,10 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
 
 
 def check_frames(frames: list[AudioFrame]) -> None:
-    """Raise ProbeError if a frame exceeds a limit or its channel order has no name. frames: all frames of a packet."""
+    """Raise ProbeError if a frame exceeds a limit or its channel order has no name.
+
+    frames: all frames from one packet.
+    """
     unnamed = [error for frame in frames if (error := _layout_error(frame)) is not None]
     if unnamed:
         raise unnamed[0]

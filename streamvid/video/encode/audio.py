@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from av.packet import Packet
 
 Samples: TypeAlias = NDArray[np.float32]
-"""Samples of shape (channels, samples), from -1 to 1."""
+"""Array of shape (channels, samples), with values from -1 to 1."""
 
 _BLOCK_SECONDS = 20
 _LOSSLESS_FRAME = 4096
@@ -66,11 +66,11 @@ class AudioWindow:
 
     @property
     def is_present(self) -> bool:
-        """True if the source has audio at any time of the window."""
+        """True if the source has audio at any time in the window."""
         return any(is_present for _, is_present in self.blocks())
 
     def blocks(self) -> Iterator[tuple[Samples, bool]]:
-        """Yield (samples, has_audio) for each block. has_audio: True if the source has audio at any time of the block.
+        """Yield (samples, has_audio) for each block. has_audio: True if the source has audio at any time in the block.
 
         Raises ProbeError of kind "audio" if the audio does not decode.
         """
@@ -83,7 +83,7 @@ class AudioWindow:
         yield self._only
 
     def blocks_of(self, source: Source, first_sample: int) -> Iterator[tuple[Samples, bool]]:
-        """Yield the audio of another source from `first_sample` on, in blocks of the same sizes as `blocks`."""
+        """Yield the audio of another source from `first_sample` on, in blocks of the same sizes as in `blocks`."""
         try:
             for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
                 yield samples, found.is_present
@@ -94,7 +94,7 @@ class AudioWindow:
 def find_window(
     source: Source, video: VideoFile, first_time: Fraction, timeline: Timeline, codec: MadeAudioCodec | None
 ) -> AudioWindow | None:
-    """Return the audio of a part of a video, or None if the video has no audio or `codec` is None.
+    """Return the audio for part of a video, or None if the video has no audio or `codec` is None.
 
     Audio in a codec that is not allowed is ignored. Raises ProbeError if the audio does not decode.
 

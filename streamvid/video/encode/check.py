@@ -56,7 +56,7 @@ class QualityMeter:
     def take(self, number: int, packet: bytes) -> None:
         """Measure the packet of frame `number`.
 
-        Raises DecodeError if the packet decodes to another or a damaged frame.
+        Raises DecodeError if the packet decodes to a damaged frame or to a different frame.
         """
         import av
 
@@ -65,7 +65,10 @@ class QualityMeter:
         self._compare(data)
 
     def finish(self) -> float:
-        """Flush the decoder and return the PSNR of all luma, in decibels. Raises DecodeError if frames are missing."""
+        """Flush the decoder, and return the PSNR of the luma of all frames, in decibels.
+
+        Raises DecodeError if frames are missing.
+        """
         self._compare(None)
         if self._pending:
             raise DecodeError(f"the encoder lost frames {sorted(self._pending)[:8]} of the clip; report this as a bug")

@@ -1,4 +1,4 @@
-"""Encoding of a source as a bucket-native clip or image: scaled and cropped once, cheap to decode, and verified.
+"""Encoding a source as a bucket-native clip or image: scaled and cropped once, cheap to decode, and verified.
 
 The encoder sees frames at one constant rate, so that neither its choices nor its header depend on the source's timing.
 Clips of one size have equal headers, and one open decoder serves them all. The muxer writes the true times.
@@ -65,7 +65,9 @@ def encode_clip(
     audio: MadeAudioCodec | None = None,
     limits: Limits = LIMITS,
 ) -> MadeClip:
-    """Encode frames `start` to `start + num_frames` (exclusive; None: to the end) at size (height, width).
+    """Encode frames `start` to `start + num_frames` (exclusive) of a source as pictures of size (height, width).
+
+    If `num_frames` is None, all frames from `start` on are encoded.
 
     source: as for `decode_into`.
     fps: frame rate of the clip; each frame is then the source frame nearest in time. None keeps the exact times of the
@@ -73,9 +75,9 @@ def encode_clip(
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
     is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
-    audio: codec of the clip's audio; None leaves it out. The track contains the source's audio from the first frame to
-        the end of the last, in mono if the source is, otherwise in stereo. If there is no audio in this time, there is
-        no track.
+    audio: codec for the clip's audio; None omits the audio. The track contains the source's audio from the first frame
+        to the end of the last: in mono if the source is mono, otherwise in stereo. If the source has no audio during
+        this time, the clip has no audio track.
     max_bytes: maximum size of a video clip. A larger clip is encoded again with a higher crf, until it fits or the
         codec's highest crf is reached.
 

@@ -64,7 +64,7 @@ class ColorTags:
 
 
 class Cover:
-    """Converter that turns frames in the format of `frame` into pictures of (height, width), as `Transform.cover` does.
+    """Converter that turns frames in the format of `frame` into (height, width) pictures, like `Transform.cover`.
 
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited-range BT.709); "yuvj420p" and

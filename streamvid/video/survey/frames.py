@@ -30,7 +30,7 @@ MIN_SIDE = 16
 
 
 class Picture(NamedTuple):
-    """Planes of one picture: luma (H, W) and chroma (H/2, W/2), uint8, full-range BT.601."""
+    """Planes of one picture in full-range BT.601: uint8 luma of shape (H, W), and uint8 chroma of shape (H/2, W/2)."""
 
     luma: npt.NDArray[np.uint8]
     u: npt.NDArray[np.uint8]
@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 class FrameView:
-    """Decoded frame, as it is passed to an observer. Valid only until `see` returns. number: frame number."""
+    """Decoded frame, as passed to an observer. Valid only until `see` returns. number: frame number."""
 
     def __init__(self, number: int, frame: VideoFrame, pictures: _Pictures) -> None:
         self.number = number
@@ -100,7 +100,7 @@ def survey(
 
 
 class _Pictures:
-    """Converter of the frames of a video into pictures of several sizes."""
+    """Converter that turns a video's frames into pictures of several sizes."""
 
     def __init__(self, video: VideoFile) -> None:
         self._video = video

@@ -86,7 +86,7 @@ def _power(loudness: float) -> float:
 
 
 def _weighting(rate: int) -> list[tuple[str, str]]:
-    """Return the filters of BS.1770, converted from 48 kHz to another rate: a high shelf and a high pass."""
+    """Return the BS.1770 filters (a high shelf and a high pass), converted from 48 kHz to another rate."""
     k = math.tan(math.pi * 1681.974450955533 / rate)
     gain, q = 10 ** (3.999843853973347 / 20), 0.7071752369554196
     band, scale = gain**0.4996667741545416, 1 + k / q + k * k
