@@ -54,7 +54,7 @@ def host_bytes(bucket: Bucket, batch_size: int = 1, pixels: Literal["rgb24", "yu
 
 
 def tokens_of(bucket: Bucket, model: ModelRule | None) -> int:
-    """Return the number of transformer tokens per sample for `model`, or `bucket.tokens` without a model."""
+    """Return the number of transformer tokens per sample for `model`, or `bucket.tokens` if `model` is None."""
     return bucket.tokens if model is None else model.tokens(bucket)
 
 

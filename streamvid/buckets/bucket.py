@@ -104,7 +104,7 @@ class Bucket:
 
     @property
     def is_audio(self) -> bool:
-        """True if the bucket's samples have audio but no pictures. `num_frames` is then a number of ticks of 1/25 s."""
+        """True if the bucket's samples have audio but no pictures. `num_frames` is then the number of 1/25 s ticks."""
         return self.num_frames > 0 and self.height == 0 == self.width
 
     @property
@@ -114,7 +114,7 @@ class Bucket:
 
     @cached_property
     def is_text(self) -> bool:
-        """True if the bucket's samples contain text and columns, but no pictures."""
+        """True if the bucket's samples contain text and columns, but neither pictures nor audio."""
         return self.shape == (0, 0, 0)
 
     @property
@@ -202,7 +202,7 @@ def _audio_bucket(text: str) -> Bucket | None:
 
 
 def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, ...]:
-    """Return the buckets of a comma-separated list, in the order listed.
+    """Parse a comma-separated list of buckets. Return the buckets in the order listed.
 
     Raises ConfigError for an empty list, an invalid name or a duplicate bucket.
     """

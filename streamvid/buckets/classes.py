@@ -23,7 +23,7 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Shares of the clips that a bucket passes on and accepts. Only clips that reach the bucket and can fill it count.
+    """Shares of the clips that a bucket passes on and accepts. Only clips that reach and can fill it are counted.
 
     skip: share passed to the next shorter bucket in the class; None passes no clips and draws no random number.
     accept: share of the remaining clips that the bucket accepts; all other clips pass to the next class.
@@ -219,7 +219,7 @@ def nominal_ratio(bucket: Bucket) -> Fraction:
 
 
 def area_of(bucket: Bucket) -> int:
-    """Return the nominal number of pixels per frame of the bucket."""
+    """Return the nominal number of pixels per frame in the bucket."""
     return bucket.height * bucket.width if bucket.resolution is None else resolution_pixels(bucket.resolution)
 
 

@@ -17,7 +17,7 @@ RateRule: TypeAlias = Literal["native", "cap", "resample", "fix_frame_rate"]
 _RULE = re.compile(r"([1-9][0-9]{0,3})[kKnN](?:\+([0-9]{1,3}))?")
 _MAX_FPS = 1000
 NEAR_RATE = 0.99
-"""Minimum ratio of two frame rates that count as equal, so that 23.976 counts as 24."""
+"""Minimum ratio at which two frame rates count as equal, so that 23.976 counts as 24."""
 _MAX_DENOMINATOR = 1001
 
 

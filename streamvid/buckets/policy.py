@@ -17,7 +17,10 @@ OPENSORA_MIN_AREA = Fraction(4, 5)
 
 
 def cover_scale(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Return the factor that scales a picture so that it covers another size. A factor above 1 enlarges the picture."""
+    """Return the factor by which a picture must be scaled to cover another size.
+
+    A factor above 1 enlarges the picture.
+    """
     return max(Fraction(to_height, height), Fraction(to_width, width))
 
 

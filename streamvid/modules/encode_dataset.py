@@ -30,7 +30,7 @@ _POLL_SECONDS = 2.0
 
 @dataclass
 class EncodeResult:
-    """Result of encoding in this process.
+    """Result of the encoding in this process.
 
     num_missing: number of visits without tensors because the sample is bad; readers substitute another sample.
     is_sealed: True if the features are complete.

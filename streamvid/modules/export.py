@@ -47,13 +47,13 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
 
 
 def write_pipeline_folder(weights: Sequence[Path], model: Path, output: Path) -> tuple[str, ...]:
-    """Write the folder `output`: a copy of the base model's folder that contains the tensors of `weights`.
+    """Write the folder `output`: a copy of the base model's folder that contains the tensors from `weights`.
 
     Return the names of the changed components. The trained tensors get the dtypes of the tensors that they replace.
 
     weights: files that a run saved at one step. A tensor whose name does not begin with the name of a component belongs
         to `transformer`.
-    model: diffusers folder of the base model. Unchanged files of this folder are hard-linked if possible, otherwise
+    model: diffusers folder of the base model. Unchanged files in this folder are hard-linked if possible, otherwise
         copied.
     Raises ConfigError if `output` exists, if `model` is not a diffusers folder, or if the tensors do not match `model`.
     """

@@ -77,7 +77,7 @@ def _inject(module: nn.Module, name: str, config: LoraConfig) -> tuple[str, ...]
 
 
 def require_files(config: LoraConfig) -> None:
-    """Raise ConfigError if a configured adapter file does not exist. Called before models are built."""
+    """Raise ConfigError if a configured adapter file does not exist. This check runs before any model is built."""
     named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
     lacking = [
         f"model.lora.{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()
@@ -90,7 +90,7 @@ def require_files(config: LoraConfig) -> None:
 
 
 def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the dotted names of the layers of `base` that get adapters.
+    """Return the dotted names of the layers in `base` that get adapters.
 
     wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, linear
         layers inside lists of blocks are chosen: those with at least 512 inputs and outputs or, if no layer is that
@@ -109,7 +109,7 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     if refused:
         raise ConfigError(
             f"model.lora.target_modules matches {some(refused)}; adapters support linear and convolution layers, "
-            "except those of an nn.MultiheadAttention, which bypasses their forward method; list only supported layers"
+            "except layers of an nn.MultiheadAttention, which bypasses their forward method; list only supported layers"
         )
     return tuple(chosen)
 

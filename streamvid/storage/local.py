@@ -58,7 +58,7 @@ class LocalStore(Store):
                             f"{offset + len(buffer)}; the file is truncated or has changed; copy the file again"
                         )
                 if version and _state(path, os.fstat(descriptor)).version != version:
-                    raise StorageError(f"{self.url}: {path} changed after its version was read; run the command again")
+                    raise StorageError(f"{self.url}: {path} changed while it was in use; run the command again")
             finally:
                 os.close(descriptor)
 

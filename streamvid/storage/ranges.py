@@ -9,7 +9,7 @@ from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.storage.store import Ranges
 
 GAP_BYTES = 32 * 2**10
-"""Maximum gap within a request. It is larger than the gap between two clips of a tar, and smaller than a clip."""
+"""Maximum gap within a request. It is larger than the gap between two clips in a tar, and smaller than a clip."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,7 +288,7 @@ class RemoteStore(Store):
     ) -> None:
         """Write an object in parts.
 
-        make: function that uploads a part, given the upload id and the number of the part, and returns it.
+        make: function that uploads a part, given the upload id and the part number, and returns the part.
         end: function that assembles the object, given the upload id and all parts."""
         upload = self._begin_parts(path, key)
         try:

@@ -282,7 +282,7 @@ class RangeRead(Operation):
     version = ""
 
     def fill(self, key: str, ranges: Sequence[RangeRequest], version: str) -> None:
-        """Fill the buffers of all ranges of the object `key`."""
+        """Fill the buffers of all `ranges` from the object `key`."""
         self._key, self.version = key, version
         self.run([Request(one.num_bytes, partial(self._fetch, one), may_hedge=True) for one in ranges])
 

@@ -78,7 +78,7 @@ class Store(Protocol):
     """True if the store is a local disk, where joining neighboring reads gains nothing."""
 
     def disconnect(self) -> None:
-        """Close the connections of this process. Later calls open new connections."""
+        """Close this process's connections. Later calls open new connections."""
         return
 
     def state(self, path: str) -> FileState | None:

@@ -38,7 +38,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes of a range of an object, and the object's version ("" if unknown)."""
+    """Bytes from one range of an object, and the object's version ("" if unknown)."""
 
     data: bytes | bytearray
     version: str = ""
@@ -61,7 +61,7 @@ class Transport:
         raise NotImplementedError
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
-        """Return the bytes of a range. Raises RequestError if `version` is not "" and the object has another version.
+        """Return the bytes in a range. Raises RequestError if `version` is not "" and the object has another version.
 
         `is_wanted` is called only after the response has begun. After it has returned False, the read may end early,
         with any error or result.

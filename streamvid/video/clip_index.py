@@ -110,7 +110,7 @@ def facts_of(
 
 @dataclass(frozen=True, eq=False)
 class ClipIndex:
-    """Index of all packets of a clip in decode order.
+    """Index of all packets in a clip, in decode order.
 
     - info: description of the stream.
     - times, offsets, sizes, flags: timestamp, offset and size in bytes, and flags (KEY, SHOWN) of each packet.
@@ -199,7 +199,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return (first packet to decode, last packet to decode, packets of the frames `numbers`), all as indices.
+        """Return the indices (first packet to decode, last packet to decode, packets of the frames `numbers`).
 
         The indices in the third value are relative to the first packet to decode."""
         keys = np.flatnonzero(self.flags & KEY)

@@ -346,7 +346,7 @@ def _open_container(reader: _Nameless, limits: Limits, containers: Sequence[str]
 
 
 def _metadata_errors() -> dict[str, Any]:
-    """Return the arguments with which PyAV accepts metadata that is not UTF-8; PyAV 19 and later need none."""
+    """Return the arguments with which PyAV accepts metadata that is not UTF-8, or {} for PyAV 19 and later."""
     import av
 
     return {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
@@ -358,9 +358,10 @@ def _canonical(format_name: str) -> str:
 
 
 def _choose_stream(container: InputContainer, limits: Limits, needs_pictures: bool) -> VideoStream | None:
-    """Return the first video stream that is neither cover art nor a tile of a larger picture, if there is one.
+    """Return the first video stream that is neither cover art nor a tile of a larger picture.
 
-    Without such a stream, return None if the file has audio and pictures are not needed; otherwise, raise ProbeError.
+    If no such stream exists, return None if the file has audio and pictures are not needed; otherwise, raise
+    ProbeError.
     """
     from av.stream import Disposition
 

@@ -15,7 +15,7 @@ Filters: TypeAlias = list[tuple[str, str]]
 class FilterChain:
     """Chain of FFmpeg filters that returns one frame for each input frame.
 
-    frame: a frame with the size and pixel format of all inputs.
+    frame: any frame with the same size and pixel format as the inputs.
     matrix, color_range: color matrix and range of all inputs, as FFmpeg numbers.
     """
 

@@ -121,7 +121,7 @@ def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | 
 
 
 def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
-    """Yield the remaining packets of the demuxer, except empty ones, which would flush a decoder.
+    """Yield the remaining packets from the demuxer, except empty packets, which would flush a decoder.
 
     Packets of a container that stores only decode times receive presentation times (see reorder.py). Packets that
     contain one field each are joined into frames (see fields.py).

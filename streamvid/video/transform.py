@@ -90,7 +90,7 @@ class Transform:
     def cover(cls, source: FrameFormat | VideoInfo, height: int, width: int, crop: Crop | None = None) -> Transform:
         """Return the transform from frames in the format of `source` to upright pictures of (height, width) pixels.
 
-        crop: the part to keep; None for the largest centered one.
+        crop: the part to keep; None to keep the largest centered part.
         """
         if height < 1 or width < 1:
             raise ConfigError(f"transform: the target is {width}x{height}; both sides must be at least 1")

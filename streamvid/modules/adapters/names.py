@@ -23,7 +23,7 @@ class Rule:
 
     theirs: name in the original code.
     ours: names in diffusers; several layers if the original layer concatenates their outputs.
-    shares: relative numbers of outputs of `ours`.
+    shares: relative numbers of outputs of the layers in `ours`.
     """
 
     theirs: str

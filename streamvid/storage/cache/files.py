@@ -77,7 +77,7 @@ class CacheBlock:
         return memoryview(bytearray(self.size))
 
     def release(self) -> None:
-        """Release the claim on the block, if there is one."""
+        """Release the claim on the block, if any."""
         lock, self.lock = self.lock, None
         if lock is not None:
             lock.release()

@@ -35,7 +35,7 @@ NO_AUDIO = AudioResult(False, 0)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Range of a stream's samples, `first` to `stop` (exclusive), on which a window depends."""
+    """Range of a stream's samples that a window depends on, from `first` to `stop` (exclusive)."""
 
     first: int
     stop: int

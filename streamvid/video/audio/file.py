@@ -48,7 +48,7 @@ def decode_audio_file(
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file.
     first_sample: the window's first sample on the delivered grid: sample k has the time k / audio.sample_rate on the
-        timeline of the file's video frames (see `first_sample_at`). It may be negative.
+        timeline of the file's video frames (see `first_sample_at`). The first sample may be negative.
     zero: time on that timeline at which the grid begins, rounded to a sample of the file; for example, the result of
         `own_zero`.
 

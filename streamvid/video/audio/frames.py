@@ -87,7 +87,7 @@ def frame_of(samples: Float32s, layout: str, sample_rate: int) -> AudioFrame:
 class AudioChain:
     """Chain of FFmpeg filters for packed float audio.
 
-    filters: (name, options) of each filter.
+    filters: (name, options) pairs, one per filter.
     layout, sample_rate: channel layout and sample rate of the input.
     out_layout: channel layout of the output, if it differs from the input's layout.
     """

@@ -59,7 +59,7 @@ NO_PACKETS = AudioPackets(0, 0, (), np.zeros((0, 5), np.int64))
 
 @dataclass(frozen=True, eq=False)
 class AudioIndex:
-    """Index of all audio packets of a clip in decode order.
+    """Index of all audio packets in a clip, in decode order.
 
     - info: description of the stream.
     - positions: timeline position of each packet's first kept sample, in samples at `info.sample_rate`.
@@ -124,7 +124,7 @@ class AudioIndex:
         return AudioPackets(low, high - low, pieces, packets)
 
     def _start(self, first: int) -> int:
-        """Return the packet at which decoding must start, so that packet `first` decodes correctly."""
+        """Return the packet at which decoding must start for packet `first` to decode correctly."""
         info = self.info
         num_samples, num_packets = preroll(info.codec, info.extradata, info.sample_rate)
         num_samples = num_samples if info.preroll is None else info.preroll

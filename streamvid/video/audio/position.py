@@ -152,9 +152,8 @@ class _Positions:
     def _start(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
         """Return the position of a run's first frame.
 
-        The position follows from the frame's own timestamp. The position is corrected by the median deviation of the
-        following frames if that deviation is at most 1.5 ticks but larger than the rounding of two timestamps can
-        explain.
+        The position is computed from the frame's own timestamp, and corrected by the median deviation of the following
+        frames if that deviation is at most 1.5 ticks but larger than the rounding of two timestamps can explain.
         """
         position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
         deviations = sorted(self._deviations(frame, position, following))

@@ -186,7 +186,7 @@ def _layout_error(frame: AudioFrame) -> ProbeError | None:
 
 
 def declared_cut(data: Packet[Any] | AudioFrame) -> tuple[int, int] | None:
-    """Return how many samples to cut from the start and from the end of a packet or frame; None if not declared."""
+    """Return how many samples to cut from the start and end of a packet or frame, or None if this is not declared."""
     from av.packet import Packet
     from av.sidedata.sidedata import Type
 

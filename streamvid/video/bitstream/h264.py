@@ -224,7 +224,7 @@ def _units_of_avcc(header: bytes) -> Iterator[memoryview]:
 
 
 def _message(messages: memoryview, wanted: int) -> bytes | None:
-    """Return the first message of type `wanted` in the payload of an SEI unit (7.3.2.3.1), or None if there is none."""
+    """Return the first message of type `wanted` in an SEI payload (7.3.2.3.1), or None if it is not found."""
     at = 0
     while at + 2 < len(messages):
         kind = size = 0

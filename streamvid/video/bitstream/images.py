@@ -47,7 +47,7 @@ def gif_blocks(file: _Readable) -> Iterator[bytes]:
 
 
 def tiff_compression(data: memoryview) -> int:
-    """Return the compression number of a TIFF's first picture (TIFF 6.0, sections 2 and 8), or 0 if none is found."""
+    """Return the compression number of a TIFF's first picture (TIFF 6.0, sections 2 and 8), or 0 if it is not found."""
     order = {b"II": "<", b"MM": ">"}.get(bytes(data[:2]))
     if order is None:
         return 0

@@ -78,7 +78,7 @@ def decode_pictures(
     out: uint8 array of shape (T, picture.num_bytes). Each row receives one picture.
     choose: function that selects frames from the packet table; `start` and `stride` are then ignored. It returns
         len(out) ascending frame numbers, which may repeat.
-    crop: part of each frame to keep; None for the largest centered one.
+    crop: part of each frame to keep; None to keep the largest centered part.
     """
     try:
         with open_video(source, limits) as video:
@@ -93,7 +93,7 @@ def decode_pictures(
 def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[3] != 3 or not out.size:
         raise ConfigError(
-            f"out is {out.dtype} of shape {out.shape}; it must be uint8 of shape (T, H, W, 3), and must not be empty"
+            f"out has dtype {out.dtype} and shape {out.shape}; it must be a non-empty uint8 array of shape (T, H, W, 3)"
         )
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ConfigError("out must be C-contiguous and writable")

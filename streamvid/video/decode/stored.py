@@ -60,7 +60,7 @@ class StoredDecoder:
         packets, key_time: fields of the PacketWindow.
         data: the clip's bytes in the byte range that the PacketWindow specifies.
         numbers: frame numbers in the clip, for messages.
-        crop: part of each frame to keep; None for the largest centered one.
+        crop: part of each frame to keep; None to keep the largest centered part.
 
         Raises DecodeError if a frame does not decode.
         """

@@ -39,7 +39,7 @@ _FULL_SCALE = 1 << 15
 
 
 class AudioWindow:
-    """Audio samples of a source, starting at `first_time`, for the audio track of a clip.
+    """Audio samples from a source, starting at `first_time`, for a clip's audio track.
 
     first_time: presentation time of the clip's first frame, in seconds.
     seconds: duration of the clip.

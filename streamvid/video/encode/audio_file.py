@@ -21,8 +21,8 @@ def encode_audio_file(
 ) -> MadeClip:
     """Encode `seconds` of a file's audio, beginning `start` seconds after the file's own zero (see `own_zero`).
 
-    The result is an MP4 file whose first sample is the one nearest to that time. The file is silent where the source
-    has no audio, and is decoded as a check before it is returned. The same arguments give the same bytes.
+    The result is an MP4 file whose first sample is the source sample nearest to that time. The file is silent where the
+    source has no audio, and is decoded as a check before it is returned. The same arguments give the same bytes.
     Raises ProbeError if the file has no audio that can be read, and DecodeError if the audio does not decode.
     """
     begin = time.process_time()

@@ -101,7 +101,7 @@ def _beside(source: Source) -> Source:
 
 
 class _Beside(RangeFile):
-    """Second reader of an open file, with its own position."""
+    """Second reader for an open file, with its own position."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         before = file.tell()

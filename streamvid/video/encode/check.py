@@ -150,7 +150,7 @@ def _make_decoder(name: str, header: bytes, height: int, width: int) -> VideoCod
 
 
 def _rows(frame: VideoFrame, number: int) -> NDArray[np.uint8]:
-    """Return a plane of an 8-bit picture as an array of (rows, bytes)."""
+    """Return a plane of an 8-bit picture as an array of shape (rows, bytes)."""
     plane = frame.planes[number]
     num_bytes = plane.width * (frame.format.padded_bits_per_pixel // 8 if len(frame.planes) == 1 else 1)
     return np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: plane.height, :num_bytes]

@@ -322,6 +322,6 @@ def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None
             is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1
             checksums = [picture_checksum(frame) for frame in decoded(video, "the image cannot be decoded")]
             if not is_right or checksums != [checksum]:
-                raise DecodeError("the decoded picture differs from the encoded one")
+                raise DecodeError("the decoded picture differs from the encoded picture")
     except (DecodeError, ProbeError) as error:
         raise DecodeError(f"the written image differs from what was encoded: {error}") from error

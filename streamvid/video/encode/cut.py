@@ -65,7 +65,8 @@ class Cutter:
         self._has_new_headers |= packet.has_sidedata("new_extradata")
 
     def cut(self, start: int, num_frames: int, *, verify: bool = False) -> MadeClip:
-        """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged and at their times.
+        """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged and at their original
+        times.
 
         Times are measured from the first frame. The pictures have the same size, orientation, pixel aspect ratio and
         colors as in the source. The audio from the first frame to the end of the last is stored without loss as 16-bit
@@ -75,7 +76,7 @@ class Cutter:
         well.
 
         Raises ProbeError if the packets cannot be stored so that exactly these frames are shown, and DecodeError if the
-        source has fewer frames or, with `verify`, one of them does not decode.
+        source has fewer frames or, with `verify`, a frame does not decode.
         """
         table = self._table
         line = make_timeline(
@@ -148,7 +149,7 @@ class Cutter:
 
 
 def _schedule(times: Sequence[int], last_ticks: int) -> list[tuple[int, int, int]]:
-    """Return (presentation time, decode time, duration) of each packet, in decode order.
+    """Return (presentation time, decode time, duration) for each packet, in decode order.
 
     Decode times are the sorted presentation times, shifted so that no picture is shown before it is decoded.
     """

@@ -33,8 +33,8 @@ class AudioFacts:
     - gap_seconds: sum of the gaps between samples.
     - silence_share: share of 0.1 s intervals in which no sample exceeds -60 dBFS.
     - clipping_share: share of the samples that are at full scale, in runs of at least 3.
-    - loudness_lufs: integrated loudness (EBU R128), without gaps, of the samples that have the same format as the first
-      ones, or None if the loudness is below the gate of -70 LUFS or the rate is below 8 kHz.
+    - loudness_lufs: integrated loudness (EBU R128) of the samples that have the same format as the first sample,
+      excluding gaps; None if the loudness is below the gate of -70 LUFS or the sample rate is below 8 kHz.
     """
 
     codec: str
@@ -145,7 +145,10 @@ class FactsMeasure:
 
 
 def _num_clipped(loudness: Float32s) -> int:
-    """Return the number of values at full scale in runs of at least 3. loudness: absolute values (channels, n)."""
+    """Return the number of values at full scale in runs of at least 3.
+
+    loudness: absolute values, of shape (channels, n).
+    """
     is_full = loudness >= _FULL_SCALE
     if not is_full.any():
         return 0

@@ -18,7 +18,8 @@ class AudioSpan:
     - codec: FFmpeg's name for the codec.
     - sample_rate, num_channels: sample rate in Hz and number of channels, as the container declares them.
     - begin_seconds, end_seconds: presentation times of the start of the first sample and of the end of the last sample,
-      on the timeline of the video's frames. Priming and padding count unless the container's packets mark them.
+      on the timeline of the video's frames. Priming and padding are included unless the container marks them in its
+      packets.
     """
 
     codec: str

@@ -53,7 +53,7 @@ class FrameView:
 
 
 class Observer(Protocol):
-    """Receiver of the frames of one decode pass."""
+    """Receiver for the frames from one decode pass."""
 
     def see(self, frame: FrameView) -> None:
         """Process the next chosen frame. Frames are passed in ascending order."""
