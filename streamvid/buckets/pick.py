@@ -143,7 +143,7 @@ def linspace(first: int, last: int, count: int) -> list[int]:
 
 
 def time_base_of(times: Times, fps: float) -> Fraction:
-    """Return the seconds per tick of timestamps whose average frame rate is `fps`.
+    """Return the time base, in seconds per tick, of timestamps whose average frame rate is `fps`.
 
     The result is exact if `fps` was computed from these timestamps.
     """

@@ -207,7 +207,7 @@ def check_fresh(
 
 def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> dict[str, str]:
     _log.info(
-        "building the encoders %s once, to compare their weights with the weights that computed %s",
+        "building the encoders %s once, to compare their weights with those of the encoders that computed %s",
         ", ".join(names),
         url,
     )

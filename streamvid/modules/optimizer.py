@@ -35,7 +35,7 @@ class OptimizerConfig(Options):
     schedule: Literal["constant", "cosine", "linear"] = option(
         "constant", help="Learning rate schedule after the warmup."
     )
-    warmup_steps: int = option(0, minimum=0, help="Number of steps of linear warmup.")
+    warmup_steps: int = option(0, minimum=0, help="Number of linear warmup steps.")
     min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
     grad_clip: float | None = option(1.0, above=0, help="Maximum total norm of the gradients, or null for no clipping.")
     ema_decay: float | None = option(

@@ -98,7 +98,8 @@ def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
 def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
     """Load the tensors of all files into CPU memory, memory-mapped where the format allows it.
 
-    Raises ConfigError if a file is damaged, contains anything but tensors, or repeats a key of an earlier file.
+    Raises ConfigError if a file is damaged, contains anything other than tensors, or repeats a key from an earlier
+    file.
     """
     state: dict[str, Tensor] = {}
     for file in files:

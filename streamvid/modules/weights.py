@@ -92,8 +92,7 @@ def choose(
     *,
     may_lack: Sequence[str] | None,
 ) -> Match | None:
-    """Return the match between a source and one child, or None if the source belongs to a model that the task does not
-    use.
+    """Return the match between a source and one child, or None if the task does not use the source's model.
 
     Raises ConfigError if the source matches no child or several.
     """

@@ -214,8 +214,8 @@ def _orientation(frame: VideoFrame) -> tuple[bool, int]:
     ):
         degrees = round(math.degrees(math.atan2(b, a)))
         raise ProbeError(
-            f"the video's display matrix rotates the picture by {degrees} degrees or distorts it; only rotations by multiples "
-            "of 90 degrees and flips are supported; re-encode the video upright",
+            f"the video's display matrix rotates the picture by {degrees} degrees or distorts it; only rotations by "
+            "multiples of 90 degrees and flips are supported; re-encode the video upright",
             kind="picture",
         )
     return _ORIENTATIONS[signs]

@@ -100,13 +100,13 @@ class BlockCache:
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
         """Fill every buffer with the bytes at its offset in the object.
 
-        Blocks that will be cached are held in memory as a whole.
+        Each block that will be cached is held in memory as a whole.
 
         name: SHA-256 of the whole object, as 64 hex digits.
         num_bytes: size of the object.
         fetch: function that reads the given ranges from the store. The ranges are whole blocks, or only the wanted
             bytes if the blocks cannot be stored. The function is called once for all missing blocks, and again only for
-            blocks that another reader failed to fetch. Errors of the function propagate.
+            blocks that another reader failed to fetch. Errors that the function raises propagate.
         """
         blocks = self._blocks(name, num_bytes, ranges)
         self._open()

@@ -54,7 +54,7 @@ def first_sample_at(seconds: Fraction, sample_rate: int) -> int:
 
 
 def offset_seconds(seconds: Fraction, first_sample: int, sample_rate: int) -> float:
-    """Return the time of a window's first sample minus the start of the window, in seconds.
+    """Return the time from the start of a window to its first sample, in seconds; negative if the sample is earlier.
 
     The result is at most half a sample's duration in either direction if `first_sample` is the result of
     `first_sample_at`.

@@ -65,8 +65,7 @@ class Cutter:
         self._has_new_headers |= packet.has_sidedata("new_extradata")
 
     def cut(self, start: int, num_frames: int, *, verify: bool = False) -> MadeClip:
-        """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged and at their original
-        times.
+        """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged, at their own times.
 
         Times are measured from the first frame. The pictures have the same size, orientation, pixel aspect ratio and
         colors as in the source. The audio from the first frame to the end of the last is stored without loss as 16-bit

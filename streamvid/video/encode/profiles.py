@@ -88,7 +88,7 @@ class Encoding:
         return PROFILES[self.codec]
 
     def smaller(self, times: float) -> Encoding | None:
-        """Return a lower-quality encoding with about 1/`times` of the bytes, or None if the quality is already lowest."""
+        """Return a lower-quality encoding with about 1/`times` of the bytes, or None at the lowest quality."""
         highest = self.profile.crf_range[1]
         if self.crf is None or self.crf >= highest:
             return None

@@ -60,7 +60,7 @@ def make_timeline(
     last_duration: duration of the source's last frame in ticks. If it is 0 (unknown), the duration of the preceding
         frame is used or, if there is no such frame, the duration of a frame at `usual_rate` (25 if unknown).
     fps: None keeps each frame and its time. A rate selects the frame nearest to each of the times 0, 1/fps, 2/fps, …;
-        if two frames are equally near, the earlier one.
+        on a tie, the earlier frame.
     Raises ConfigError for invalid arguments, and DecodeError if the source has fewer frames.
     """
     if start < 0 or (num_frames is not None and num_frames < 1):
