@@ -23,7 +23,9 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Shares of the clips that a bucket passes on and accepts. Only clips that reach and can fill it are counted.
+    """Shares of the clips that a bucket passes on and accepts.
+
+    Only clips that reach the bucket and can fill it are counted.
 
     skip: share passed to the next shorter bucket in the class; None passes no clips and draws no random number.
     accept: share of the remaining clips that the bucket accepts; all other clips pass to the next class.
@@ -125,7 +127,7 @@ def _by_class(
 
 
 def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | None) -> tuple[Bucket, ...]:
-    """Return the fillable buckets of the size with the nearest ratio.
+    """Return the buckets that the clip can fill, for the size with the nearest ratio.
 
     On a tie, the size with the most frames wins, then the size with the most pixels.
     """
@@ -191,7 +193,7 @@ def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
 def size_class(
     buckets: Sequence[Bucket], shared: Sharing, area: int | None = None, keep: Mapping[int, Keep] | None = None
 ) -> SizeClass:
-    """Return the class of the given buckets.
+    """Build a class from the given buckets.
 
     area: nominal area of the class in pixels; None to derive it from the resolution or the size of the buckets.
     If several buckets differ only in their ratio, the bucket in `shared` represents all of them. New shapes are added

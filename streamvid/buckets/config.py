@@ -244,7 +244,7 @@ class BucketConfig:
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError unless the model accepts the buckets and clips read at frame rate `rate`."""
+        """Raise ConfigError unless the model accepts the buckets, and clips that are read at the frame rate `rate`."""
         if self.model is not None and self.is_dynamic:
             # __post_init__ has checked the sizes and frame counts, which depend on the clips.
             self.model.check_rate(rate)

@@ -2,7 +2,7 @@
 
 A resolution name denotes an area: `"256px"` is 256 * 256 pixels, `"480p"` is int(480 * 480 * 16 / 9). Its aspect
 table contains one size per listed ratio: the size nearest to that area whose sides are multiples of `multiple`.
-The tables equal those of Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
+The tables are the same as in Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
 """
 
 from __future__ import annotations

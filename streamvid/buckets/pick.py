@@ -40,7 +40,7 @@ class Pick:
       middle); `start` and `stride` are ignored.
     - linspace: evenly spaced frames from `start` to `start + count * stride - 1`, rounded down, as in Open-Sora.
 
-    clip_fps: the clip's average rate.
+    clip_fps: the clip's average frame rate.
     Raises ConfigError for invalid values.
     """
 

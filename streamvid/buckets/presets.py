@@ -23,7 +23,7 @@ class BucketCost:
 
     tokens: number of tokens per sample for the configuration's model.
     sample_bytes: size in bytes of a sample's decoded frames as uint8 RGB.
-    batch_size: samples per rank and step; None if unknown.
+    batch_size: samples per rank per step; None if unknown.
     is_own_choice: True if streamvid chose the bucket; False if the bucket comes from the configuration's source.
     """
 

@@ -1,6 +1,6 @@
 """Assignment of clips to a list of buckets, and the reasons why no bucket accepts a clip.
 
-Buckets compete in classes (one per named resolution, one per group of explicit sizes of similar area), from the
+Buckets compete in classes (one per named resolution, one per group of explicit sizes with similar areas), from the
 largest area down. A class skips clips that are much smaller than its area. In the first class that does not skip
 the clip, the size with the nearest aspect ratio wins, with the largest frame count that the clip can fill. If every
 size has every frame count, this is the order of Open-Sora 2.

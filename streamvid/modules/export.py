@@ -26,7 +26,7 @@ MODEL_INDEX = "model_index.json"
 def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | None = None) -> int:
     """Write the adapters in `path` as a new file in `format` or, for peft's format, as a new folder.
 
-    Return the number of layers.
+    Return the number of layers with adapters.
 
     family: see `convert_adapters`.
     Raises ConfigError if the target exists or lacks the suffix of safetensors files. Also raises the same errors as

@@ -151,7 +151,7 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
 
 
 def adapter_state(tensors: Mapping[str, Tensor], base: str = "") -> dict[str, Tensor]:
-    """Return the adapters of a model that `tensors` contains, under the names that files use.
+    """Return a model's adapters from `tensors`, under the names that are used in files.
 
     base: dotted name of the model.
     """

@@ -60,8 +60,9 @@ def load(
     ("" for the module).
 
     may_lack: children that the module may lack; None allows any child. Files of absent children are skipped.
-    Raises ConfigError before the first tensor changes if a file matches no child or several, or if a key is missing or
-    unexpected and `config` does not allow this. Raises ConfigError at the end if a parameter is still a meta tensor.
+    Raises ConfigError before the first tensor changes if a file matches no child or more than one, or if a key is
+    missing or unexpected and `config` does not allow this. Raises ConfigError at the end if a parameter is still a meta
+    tensor.
     """
     states = [read_state(source.files) for source in sources]
     went: dict[str, str] = {}
@@ -94,7 +95,7 @@ def choose(
 ) -> Match | None:
     """Return the match between a source and one child, or None if the task does not use the source's model.
 
-    Raises ConfigError if the source matches no child or several.
+    Raises ConfigError if the source matches no child or more than one.
     """
     child, allowed = source.child, f"allowed: {child_names(module)}"
     if child is not None and part_of(module, child) is None:

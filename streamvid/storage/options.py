@@ -36,7 +36,7 @@ class StorageOptions:
     deadline_seconds: float = option(
         50.0, help="Time limit in seconds for one read or write, including retries.", flag="", maximum=86400
     )
-    connect_seconds: float = option(5.0, help="Time limit for connecting, in seconds.", flag="", maximum=86400)
+    connect_seconds: float = option(5.0, help="Time limit in seconds for connecting.", flag="", maximum=86400)
     stall_seconds: float = option(
         10.0, help="Time in seconds without data after which a request is repeated.", flag="", maximum=86400
     )
@@ -45,7 +45,7 @@ class StorageOptions:
     )
     max_bytes_in_flight: int = option(
         2**30,
-        help="Maximum total size of pending responses per machine.",
+        help="Maximum total size of pending responses per machine, in bytes.",
         flag="",
         minimum=MAX_RANGE_BYTES,
         maximum=1 << 50,

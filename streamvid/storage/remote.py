@@ -1,4 +1,4 @@
-"""Store in an object store. It adds retries, versions and atomic writes to the single requests of transport.py.
+"""Store in an object store. It adds retries, versions and atomic writes to the single requests in transport.py.
 
 Each read or write has one deadline: transient failures are retried after increasing, jittered pauses until
 `deadline_seconds` have passed. The underlying libraries try only once.

@@ -1,4 +1,4 @@
-"""Statistics of requests to a store: counts for reports, and latencies that identify slow requests."""
+"""Statistics on requests to a store: counts for reports, and latencies that identify slow requests."""
 
 from __future__ import annotations
 

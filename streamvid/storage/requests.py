@@ -202,7 +202,7 @@ class Operation:
         self._engine.pool.submit(one.num_bytes, lambda: self._request(one))
 
     def _hear(self, event: _Event) -> bool:
-        """Process an event. Return True if the request of the event has succeeded."""
+        """Process an event. Return True if the event's request has succeeded."""
         one, now = event.request, time.monotonic()
         one.num_active -= 1
         if event.error is not None:

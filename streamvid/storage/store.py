@@ -1,4 +1,4 @@
-"""Interface of a store, and validation of paths in it."""
+"""Interface of a store, and validation of paths within a store."""
 
 from __future__ import annotations
 
@@ -110,7 +110,10 @@ class Store(Protocol):
         ...
 
     def put(self, path: str, data: bytes | Path) -> None:
-        """Write a file atomically, replacing any existing file. If `data` is a path, that local file is moved."""
+        """Write a file atomically, replacing any existing file.
+
+        If `data` is a path, that local file is moved into the store.
+        """
         ...
 
     def create(self, path: str, data: bytes) -> bool:

@@ -73,7 +73,7 @@ class Transport:
         raise NotImplementedError
 
     def copies_from(self, source: Transport) -> bool:
-        """Return True if the store can copy objects of `source` by itself."""
+        """Return True if the store itself can copy objects from `source`."""
         return False
 
     def copy(self, source: Transport, source_key: str, version: str, key: str) -> None:

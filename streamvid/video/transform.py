@@ -49,7 +49,7 @@ class Crop:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Conversion of decoded frames of one size and color format to RGB pictures. Created by `cover`.
+    """Conversion from decoded frames with one size and color format to RGB pictures. Created by `cover`.
 
     - source_width, source_height: size of the decoded frame.
     - crop_left, crop_top, crop_width, crop_height: crop box.

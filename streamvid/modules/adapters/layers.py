@@ -70,7 +70,7 @@ def unpaired(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 
 
 def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
-    """Fuse the adapters of several layers into one for a layer that computes the concatenated outputs.
+    """Fuse the adapters of several layers into one adapter for a layer that computes the concatenated outputs.
 
     parts: adapters of the layers in the order of their outputs; None for a layer without an adapter. At least one layer
         must have an adapter.

@@ -5,10 +5,10 @@
                               /ab/<sha256>-<block>       a block; its mtime is the approximate time of its last use
                               /ab/<sha256>-<block>.part  a block in progress, locked by its writer
 
-The files are authoritative. The ledger stores their total size, so that it need not be recomputed. If its writer is
-killed, the total may be too high, but never too low, because bytes are added before a file grows and subtracted after
-it is removed. The files are recounted when a process starts, when the cache is full, once an hour, and after a reboot.
-A lock is released when its holder ends (host/lock.py).
+The files are authoritative. The ledger stores their total size, so that the total need not be recomputed. If the
+ledger's writer is killed, the total may be too high, but never too low, because bytes are added before a file grows and
+subtracted after it is removed. The files are recounted when a process starts, when the cache is full, once an hour, and
+after a reboot. A lock is released when its holder exits (host/lock.py).
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def _check_folder(path: str) -> None:
     """Raise NotADirectoryError if the folder that contains `path` is a symbolic link."""
     folder = os.path.dirname(path)  # noqa: PTH120
     if os.path.islink(folder):  # noqa: PTH114
-        raise NotADirectoryError(errno.ENOTDIR, "a folder of the cache is a symbolic link", folder)
+        raise NotADirectoryError(errno.ENOTDIR, "a folder in the cache is a symbolic link", folder)
 
 
 def _remove_dead(part: str) -> bool:

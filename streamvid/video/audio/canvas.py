@@ -52,7 +52,7 @@ def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int
 
 
 def check_out(out: Float32s, audio: AudioFormat) -> None:
-    """Raise ConfigError unless `out` is a non-empty, writeable float32 array of shape (channels, samples)."""
+    """Raise ConfigError unless `out` is a non-empty, writable float32 array of shape (channels, samples)."""
     if out.dtype != np.float32 or out.ndim != 2 or len(out) != audio.num_channels or not out.size:
         raise ConfigError(
             f"out has dtype {out.dtype} and shape {out.shape}; it must be a non-empty float32 array of shape "

@@ -21,7 +21,7 @@ _CONTAINER_CODECS = frozenset(
 )
 
 AUDIO_CODECS = INDEXED_CODECS | _CONTAINER_CODECS
-"""FFmpeg's names of the codecs that may be decoded (SAFE-1)."""
+"""FFmpeg's names for the codecs that may be decoded (SAFE-1)."""
 
 #: Codecs whose decoders return the encoder's samples. Windows of all others equal the whole track within a tolerance.
 EXACT_CODECS = PCM_CODECS | {"alac", "flac"}

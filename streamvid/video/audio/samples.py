@@ -161,8 +161,8 @@ def check_frames(frames: list[AudioFrame]) -> None:
             frame.samples * channels > _MAX_FRAME_VALUES
         ):
             raise ProbeError(
-                f"the audio has {channels} channels, {rate} Hz and {frame.samples} samples per frame; allowed are up "
-                f"to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} values per frame",
+                f"the audio has {channels} channels, a sample rate of {rate} Hz and {frame.samples} samples per frame; "
+                f"allowed are up to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} values per frame",
                 kind="limit",
             )
 
@@ -177,7 +177,7 @@ def packet_of(data: memoryview) -> Packet[Any]:
 
 
 def _layout_error(frame: AudioFrame) -> ProbeError | None:
-    """Return the error of `check_layout`. All frames that a packet returns must be checked."""
+    """Return the error that `check_layout` raises for a frame, or None. Check every frame that a packet returns."""
     try:
         check_layout(frame.layout)
     except ProbeError as error:

@@ -45,7 +45,7 @@ def decode_into(
     Frames are counted in presentation order.
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file. An image is a video of one frame.
-    out: C-contiguous, writeable uint8 array of shape (T, H, W, 3), with T >= 1. It receives upright RGB frames, scaled
+    out: C-contiguous, writable uint8 array of shape (T, H, W, 3), with T >= 1. It receives upright RGB frames, scaled
         to cover (H, W) and center-cropped (`Transform.cover`).
     accuracy: as in PictureFormat.
     num_frames: expected number of frames in the video; None to skip the check.

@@ -122,7 +122,7 @@ def track_format(stream: AudioStream, codec: MadeAudioCodec) -> AudioFormat:
 
 
 def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
-    """Return FFmpeg's options for the MP4 file of a clip. The flag bitexact omits dates and versions.
+    """Return FFmpeg's options for a clip's MP4 file. The flag bitexact omits dates and versions.
 
     The pictures begin at time 0 and are not reordered. Only the packets of an audio track may begin before time 0,
     because lossy decoders need some packets to start. An edit list hides the samples of these packets, and ends exactly
@@ -160,7 +160,7 @@ class AudioTrack:
         encoder.flags |= Flags.bitexact
 
     def write_until(self, seconds: Fraction | None) -> None:
-        """Write the packets that begin before the time `seconds` of the clip, or all packets if `seconds` is None."""
+        """Write the packets that begin before `seconds` on the clip's timeline, or all packets if `seconds` is None."""
         end = None if seconds is None else seconds * self._window.format.sample_rate
         while not self._is_ended and (end is None or not self._packets or cast("int", self._packets[-1].pts) < end):
             self._encode_frame()
@@ -215,7 +215,7 @@ def check_track(data: bytes, window: AudioWindow) -> None:
             is_right = is_alike(found, wanted, window.format.sample_rate)
         if not (is_right and is_present):
             raise DecodeError(
-                f"the audio of the written clip from second {second} onward differs from what was encoded; report "
+                f"the audio in the written clip from second {second} onward differs from what was encoded; report "
                 "this as a bug, and choose --audio-codec flac"
             )
         second += _BLOCK_SECONDS

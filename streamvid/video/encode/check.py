@@ -54,7 +54,7 @@ class QualityMeter:
         self._pending[number] = _rows(picture, 0).copy()
 
     def take(self, number: int, packet: bytes) -> None:
-        """Measure the packet of frame `number`.
+        """Measure the quality of the packet for frame `number`.
 
         Raises DecodeError if the packet decodes to a damaged frame or to a different frame.
         """

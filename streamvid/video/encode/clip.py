@@ -284,7 +284,7 @@ def _encode_image(
 ) -> tuple[bytes, str, str, float]:
     """Encode a still image: a lossless PNG for the codec ffv1, otherwise a JPEG with quantizer 2 (BT.601, full range).
 
-    Return (contents, file extension, FFmpeg's name of the codec, PSNR of luma in decibels).
+    Return (contents, file extension, FFmpeg's name for the codec, PSNR of luma in decibels).
     """
     import av
     from av.codec.context import Flags

@@ -11,7 +11,7 @@ class MadeClip:
 
     data: contents of the file.
     extension: "mp4", or "jpg" or "png" for images.
-    codec: FFmpeg's name of the codec.
+    codec: FFmpeg's name for the codec.
     fps: average frame rate; 0.0 for an image.
     duration_seconds: time until the end of the last frame; 0.0 for an image.
     width, height: display size in pixels.

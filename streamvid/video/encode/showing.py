@@ -29,7 +29,6 @@ def strip(video: npt.NDArray[np.uint8], num_frames: int, width: int) -> tuple[by
 
     video: uint8 array of shape (T, H, W, 3).
     num_frames: maximum number of frames to show.
-
     width: width of each frame in pixels.
     """
     numbers = np.linspace(0, len(video) - 1, min(num_frames, len(video))).round().astype(int)

@@ -13,7 +13,8 @@ from streamvid.errors import ConfigError, DecodeError
 class Timeline:
     """Frames of a clip and their times.
 
-    numbers: source frame number of each frame, ascending. Frames repeat if the requested rate is above the source's.
+    numbers: source frame number of each frame, ascending. Frames repeat if the requested rate is above the source's
+        rate.
     ticks: time of each frame in units of `time_base`, ascending from 0.
     last_ticks: duration of the last frame, in the same units.
     """

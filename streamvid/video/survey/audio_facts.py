@@ -30,7 +30,7 @@ class AudioFacts:
     - start_seconds: start of the audio minus start of the video; 0.0 for a file with only audio.
     - end_seconds: end of the audio minus end of the video; 0.0 for a file with only audio.
     - duration_seconds: time from the start of the first sample to the end of the last, including gaps.
-    - gap_seconds: sum of the gaps between samples.
+    - gap_seconds: total duration of the gaps between samples.
     - silence_share: share of 0.1 s intervals in which no sample exceeds -60 dBFS.
     - clipping_share: share of the samples that are at full scale, in runs of at least 3.
     - loudness_lufs: integrated loudness (EBU R128) of the samples that have the same format as the first sample,

@@ -22,7 +22,7 @@ _WEIGHTS = {"LFE": 0.0, "LFE2": 0.0, **dict.fromkeys(("BL", "BR", "BC", "SL", "S
 
 
 class LoudnessMeter:
-    """Meter for samples of one format. layout: FFmpeg's name for the channel layout."""
+    """Loudness meter for samples of one format. layout: FFmpeg's name for the channel layout."""
 
     def __init__(self, sample_rate: int, layout: str) -> None:
         from av.audio.layout import AudioLayout
