@@ -122,7 +122,7 @@ def _is_glob(key: str) -> bool:
 
 
 def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None:
-    """Return the first key of `values` that applies to a bucket, or None.
+    """Return the first key in `values` that applies to a bucket, or None.
 
     Keys are tried in this order: the bucket's id, its WxH@F, a matching glob, "*". Raises ConfigError if globs other
     than "*" give the bucket different values; the message starts with `name`.

@@ -222,7 +222,7 @@ def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: 
     """Return the facts that define the encoders, except for their weights.
 
     names: factory arguments that the encoders depend on; None for all arguments.
-    has_encoders: True if the weights of encoders are recorded, so that the name of the factory is ignored.
+    has_encoders: True if the encoders' weights are recorded. The name of the factory is then ignored.
     """
     args = {name: portable(value) for name, value in model.args.items() if names is None or name in names}
     return {"version": VERSION, "factory": None if has_encoders else model.factory, "args": args}

@@ -117,7 +117,10 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """Forward and backward pass of a layer. No tensors are stored: the backward pass casts the frozen weight again."""
+    """Forward and backward passes of a layer.
+
+    No tensors are stored: the backward pass casts the frozen weight again.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: _Fp8Layer) -> Tensor:

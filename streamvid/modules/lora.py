@@ -115,7 +115,7 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
 
 
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
-    """Add the adapters of `config.preset_path` to the weights of `config.preset_model`. Return the number of layers.
+    """Add the adapters in `config.preset_path` to the weights of `config.preset_model`. Return the number of layers.
 
     W += alpha / rank · B @ A, computed in float32. If the file does not state alpha, the scale is 1.
     """
@@ -215,7 +215,7 @@ def _load_checkpoint(base: nn.Module, name_of_base: str, config: LoraConfig) -> 
     with torch.no_grad():
         for name, parameter in here.items():
             parameter.copy_(state[name])
-    _log.info("adapters of %s start from %s", name_of_base, path)
+    _log.info("adapters for %s start from %s", name_of_base, path)
 
 
 def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float]) -> NoReturn:

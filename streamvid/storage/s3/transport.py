@@ -308,7 +308,7 @@ class _Signer:
 
     @classmethod
     def of(cls, filesystem: Any, bucket: str, options: StorageOptions) -> _Signer:
-        """Return a signer that uses the access keys that s3fs finds. Errors of s3fs and botocore propagate."""
+        """Return a signer that uses the access keys that s3fs finds. Errors from s3fs and botocore propagate."""
         from botocore.auth import S3SigV4Auth
         from fsspec.asyn import sync
 

@@ -162,7 +162,8 @@ def check_frames(frames: list[AudioFrame]) -> None:
         ):
             raise ProbeError(
                 f"the audio has {channels} channels, a sample rate of {rate} Hz and {frame.samples} samples per frame; "
-                f"allowed are up to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} values per frame",
+                f"allowed are up to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} "
+                "values per frame",
                 kind="limit",
             )
 

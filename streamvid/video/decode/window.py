@@ -46,7 +46,7 @@ def decode_window(
     numbers: Sequence[int] | None,
     may_skip: bool,
 ) -> None:
-    """Decode packets until all wanted frames are found, and call `take` with each.
+    """Decode packets until all wanted frames are found, and call `take` with each wanted frame.
 
     packets: (packet, bool) pairs; the bool is True if the packet's picture is wanted.
     wanted: maps the timestamp of each wanted frame to its output slot.

@@ -99,7 +99,8 @@ def find_window(
     Audio in a codec that is not allowed is ignored. Raises ProbeError if the audio does not decode.
 
     video: the opened source.
-    first_time: presentation time of the clip's first frame. timeline: timeline of the clip's frames.
+    first_time: presentation time of the clip's first frame, in seconds.
+    timeline: timeline of the clip's frames.
     """
     if codec is None:
         return None
@@ -135,7 +136,7 @@ def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
 
 
 class AudioTrack:
-    """Audio track of an MP4 or QuickTime file. The bytes of the track depend only on the samples of the window."""
+    """Audio track of an MP4 or QuickTime file. The track's bytes depend only on the window's samples."""
 
     def __init__(self, container: OutputContainer, window: AudioWindow, codec: MadeAudioCodec | None = None) -> None:
         from av.codec.context import Flags

@@ -65,7 +65,7 @@ class QualityMeter:
         self._compare(data)
 
     def finish(self) -> float:
-        """Flush the decoder, and return the PSNR of the luma of all frames, in decibels.
+        """Flush the decoder, and return the luma PSNR over all frames, in decibels.
 
         Raises DecodeError if frames are missing.
         """

@@ -162,7 +162,7 @@ def _encode_from(
     limits: Limits,
     key: tuple[int, int],
 ) -> tuple[bytes, float]:
-    """Encode the source, decoding from a key packet on. Return (bytes of the clip, PSNR of luma in decibels)."""
+    """Encode the source, decoding from a key packet on. Return (bytes of the clip, luma PSNR in decibels)."""
     numbers, written = timeline.numbers, 0
     made: list[tuple[Cover, ClipWriter]] = []
 
@@ -249,7 +249,7 @@ class ClipWriter:
         self._mux(self._stream.codec_context.encode(picture))
 
     def finish(self) -> float:
-        """Write the packets that the encoder held back, complete `data`, and return the PSNR of luma in decibels."""
+        """Write the packets that the encoder held back, complete `data`, and return the luma PSNR in decibels."""
         self._mux(self._stream.codec_context.encode(None))
         if self._track is not None:
             self._track.write_until(None)
@@ -284,7 +284,7 @@ def _encode_image(
 ) -> tuple[bytes, str, str, float]:
     """Encode a still image: a lossless PNG for the codec ffv1, otherwise a JPEG with quantizer 2 (BT.601, full range).
 
-    Return (contents, file extension, FFmpeg's name for the codec, PSNR of luma in decibels).
+    Return (contents, file extension, FFmpeg's name for the codec, luma PSNR in decibels).
     """
     import av
     from av.codec.context import Flags

@@ -130,8 +130,8 @@ class Cutter:
     def _probe(self, data: bytes, line: Timeline, verify: bool) -> VideoInfo:
         """Return the VideoInfo of the cut file `data`.
 
-        Raises ProbeError unless the file shows the frames of the timeline `line` at their times, in the format of the
-        source.
+        Raises ProbeError unless the file shows the frames of the timeline `line` at the right times, in the source's
+        format.
         """
         info = probe(data, self._video.limits)
         ticks_per_tick = line.time_base / info.time_base

@@ -25,7 +25,7 @@ def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
 
 
 def strip(video: npt.NDArray[np.uint8], num_frames: int, width: int) -> tuple[bytes, int]:
-    """Return a JPEG that shows evenly spaced frames of a video side by side, and the number of these frames.
+    """Return a JPEG that shows evenly spaced frames of a video side by side, and the number of frames shown.
 
     video: uint8 array of shape (T, H, W, 3).
     num_frames: maximum number of frames to show.
