@@ -103,7 +103,7 @@ class BucketConfig:
     frame_rule: rule for every frame count except 1.
     model: model that must accept every bucket.
     assign: "draw" stores a clip in one bucket, drawn once; "all" stores it in each bucket to which it may be assigned.
-    Raises ConfigError, which names the field and its value, for invalid options.
+    Raises a ConfigError that names the field and its value for invalid options.
     """
 
     buckets: tuple[Bucket, ...] = option(

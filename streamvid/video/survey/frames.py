@@ -116,7 +116,7 @@ class _Pictures:
 
 
 def _size(size: tuple[int, int], longer_side: int) -> tuple[int, int]:
-    """Return an even (width, height) with about the same aspect ratio as `size`."""
+    """Return a (width, height) with even sides and about the same aspect ratio as `size`."""
     most = max(size)
     wanted = min(most, longer_side)
     width, height = (max(MIN_SIDE, (side * wanted + most) // (2 * most) * 2) for side in size)
