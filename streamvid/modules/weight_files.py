@@ -96,7 +96,7 @@ def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
 
 
 def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Load the tensors of all files into CPU memory, memory-mapped where the format allows it.
+    """Load the tensors from all files into CPU memory, memory-mapped where the format allows it.
 
     Raises ConfigError if a file is damaged, contains anything other than tensors, or repeats a key from an earlier
     file.

@@ -17,7 +17,7 @@ MAX_RANGE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Options for object stores. They do not apply to local folders."""
+    """Options for object stores. Local folders ignore these options."""
 
     endpoint_url: str | None = option(
         None,

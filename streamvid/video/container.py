@@ -280,8 +280,8 @@ def read_stream(container: InputContainer, stream: StreamT) -> Generator[Packet[
             yield from packets
         except IndexError:  # PyAV does not know streams that FFmpeg found while it read packets
             raise ProbeError(
-                "the file is damaged: a stream that its header does not declare begins in the middle; remux it "
-                "(ffmpeg -i IN -c copy OUT.mp4)",
+                "the file is damaged: a stream that its header does not declare begins in the middle of the file; "
+                "remux it (ffmpeg -i IN -c copy OUT.mp4)",
                 kind="damaged",
             ) from None
 

@@ -74,7 +74,7 @@ def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
 
     parts: adapters of the layers in the order of their outputs; None for a layer without an adapter. At least one layer
         must have an adapter.
-    shares: relative number of outputs of each layer.
+    shares: relative number of outputs per layer.
     If all down projections are equal, the result uses that projection. Otherwise, its rank is the sum of the ranks.
     """
     present = [part.scaled() for part in parts if part is not None]

@@ -23,7 +23,7 @@ class Rule:
 
     theirs: name in the original code.
     ours: names in diffusers; several layers if the original layer concatenates their outputs.
-    shares: relative numbers of outputs of the layers in `ours`.
+    shares: relative number of outputs per layer in `ours`.
     """
 
     theirs: str
@@ -82,7 +82,7 @@ def _rules(
     """Return the rules for one kind of block.
 
     table: maps each original name to its names in diffusers, separated by spaces.
-    sizes: maps an original name to the relative numbers of outputs of its layers, if these numbers are not equal.
+    sizes: maps an original name to the relative number of outputs per layer, if these numbers differ.
     """
     found = []
     for theirs, ours in table.items():

@@ -285,7 +285,7 @@ def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int,
 
 
 class _Ledger:
-    """Record of the total size of all cached files. The ledger file is locked during each change."""
+    """Total size of all cached files, stored in a ledger file that is locked during each change."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -34,7 +34,10 @@ _KEPT_DECODERS = 32
 
 
 class StoredDecoder:
-    """Decoder for windows of indexed clips. It keeps the most recently used codecs open and is not thread-safe."""
+    """Decoder for windows of indexed clips.
+
+    The decoder keeps the most recently used codecs open, and is not thread-safe.
+    """
 
     def __init__(self, limits: Limits = STORED_LIMITS) -> None:
         self._limits = limits
