@@ -1,1 +1,1 @@
-"""Rules for the names, sizes and assignment of buckets, in exact integer arithmetic."""
+"""Rules for naming, sizing and assigning buckets, in exact integer arithmetic."""

@@ -1,4 +1,4 @@
-"""Batch sizes of buckets (samples per rank and step), and the host memory that a batch needs."""
+"""Batch sizes for buckets (samples per rank per step), and the host memory that a batch needs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def batch_sizes(
     model: ModelRule | None = None,
     others: Sequence[Bucket] = (),
 ) -> dict[str, int]:
-    """Return a mapping from each bucket id to the number of samples per rank and step.
+    """Return a mapping from each bucket id to the number of samples per rank per step.
 
     Pass exactly one of `batch_size` and `max_tokens_per_batch`.
-    batch_size: one number for all buckets, a mapping from ids, WxH@F or globs, or a configuration in Open-Sora's form.
-    In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" applies to all other buckets. A
-    configuration sets batch sizes by id; a bucket with another id gets the batch size that is set for its shape.
+    batch_size: one number for all buckets, a mapping whose keys are bucket ids, WxH@F or globs, or a configuration in
+    Open-Sora format. In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" applies to all
+    other buckets. A configuration sets batch sizes by id; any other bucket gets the batch size set for its shape.
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample). Tokens are counted for
         `model`; without a model, `bucket.tokens` is used.
     others: additional buckets that keys of a mapping may match, such as buckets that are empty in a split.
@@ -54,7 +54,7 @@ def host_bytes(bucket: Bucket, batch_size: int = 1, pixels: Literal["rgb24", "yu
 
 
 def tokens_of(bucket: Bucket, model: ModelRule | None) -> int:
-    """Return the number of transformer tokens per sample for `model`, or `bucket.tokens` without a model."""
+    """Return the number of transformer tokens per sample for `model`, or `bucket.tokens` if `model` is None."""
     return bucket.tokens if model is None else model.tokens(bucket)
 
 
@@ -122,7 +122,7 @@ def _is_glob(key: str) -> bool:
 
 
 def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None:
-    """Return the first key of `values` that applies to a bucket, or None.
+    """Return the first key in `values` that applies to a bucket, or None.
 
     Keys are tried in this order: the bucket's id, its WxH@F, a matching glob, "*". Raises ConfigError if globs other
     than "*" give the bucket different values; the message starts with `name`.

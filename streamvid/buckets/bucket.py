@@ -1,4 +1,4 @@
-"""Buckets and their names. All clips of a bucket share one shape (T, H, W)."""
+"""Buckets and their names. All clips in a bucket share one shape (T, H, W)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_NUM_FRAMES = 65536
 """Maximum frame count of a bucket."""
 
 TICKS_PER_SECOND = 25
-"""Number of ticks per second of audio without pictures. They take the place of frames."""
+"""Ticks per second for samples that have audio but no pictures. Ticks take the place of frames."""
 
 _TICK_MILLISECONDS = 1000 // TICKS_PER_SECOND
 
@@ -75,7 +75,7 @@ class Bucket:
 
     @cached_property
     def id(self) -> str:
-        """Stable name, safe in paths and keys: `256px-16f-16x9`, or `832x480-81f` (W x H) for an explicit size.
+        """Stable name that is safe in paths and keys: `256px-16f-16x9`, or `832x480-81f` (W x H) for an explicit size.
 
         Audio buckets have names such as `audio-2000ms`.
         """
@@ -104,7 +104,7 @@ class Bucket:
 
     @property
     def is_audio(self) -> bool:
-        """True if the bucket's samples have audio but no pictures. `num_frames` is then a number of ticks of 1/25 s."""
+        """True if the bucket's samples have audio but no pictures. `num_frames` is then the number of 1/25 s ticks."""
         return self.num_frames > 0 and self.height == 0 == self.width
 
     @property
@@ -114,7 +114,7 @@ class Bucket:
 
     @cached_property
     def is_text(self) -> bool:
-        """True if the bucket's samples contain text and columns, but no pictures."""
+        """True if the bucket's samples contain text and columns, but neither pictures nor audio."""
         return self.shape == (0, 0, 0)
 
     @property
@@ -148,14 +148,14 @@ class Bucket:
 
 
 TEXT_BUCKET = Bucket(0, 0, 0)
-"""Bucket of samples without pictures; its id is `text`."""
+"""Bucket for samples that contain text and columns, but neither pictures nor audio; its id is `text`."""
 
 
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket for a name such as `832x480@81`, or an id such as `832x480-81f` or `256px-16f-16x9`.
 
-    `2s` and `audio-2000ms` name a bucket of audio without pictures.
-    multiple: number of pixels of which every side must be a multiple; it affects the sizes of a named resolution.
+    `2s` and `audio-2000ms` name the same audio bucket.
+    multiple: every side must be a multiple of this number of pixels; it affects the sizes of named resolutions.
     Raises ConfigError if the name is invalid.
     """
     text = text.strip()
@@ -172,7 +172,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     if match is None:
         _refuse_triple(text, multiple)
         raise ConfigError(
-            f"bucket {text!r} is not a bucket name; write '832x480@81' (WxH@F), '832x480-81f', "
+            f"{text!r} is not a valid bucket name; write '832x480@81' (WxH@F), '832x480-81f', "
             "'256px-16f-16x9' or, for audio files, a duration such as '2s'"
         )
     resolution, num_frames, aspect_ratio = match[1], int(match[2]), f"{match[3]}:{match[4]}"
@@ -202,7 +202,7 @@ def _audio_bucket(text: str) -> Bucket | None:
 
 
 def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, ...]:
-    """Return the buckets of a comma-separated list, in the order listed.
+    """Parse a comma-separated list of buckets. Return the buckets in the order listed.
 
     Raises ConfigError for an empty list, an invalid name or a duplicate bucket.
     """

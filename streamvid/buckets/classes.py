@@ -23,10 +23,12 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Shares of the clips that a bucket passes on and accepts. Only clips that reach and can fill the bucket count.
+    """Shares of the clips that a bucket passes on and accepts.
 
-    skip: share passed to the next shorter bucket of the class; None passes no clips and draws no random number.
-    accept: share of the other clips that the bucket accepts; the remainder passes to the next class.
+    Only clips that reach the bucket and can fill it are counted.
+
+    skip: share passed to the next shorter bucket in the class; None passes no clips and draws no random number.
+    accept: share of the remaining clips that the bucket accepts; all other clips pass to the next class.
     """
 
     accept: Fraction = Fraction(1)
@@ -36,7 +38,7 @@ class Keep:
 ALWAYS = Keep()
 
 Sharing: TypeAlias = dict[tuple[str | None, tuple[int, int, int]], Bucket]
-"""(resolution, shape) → the bucket that represents all buckets with this resolution and shape, whatever their ratio."""
+"""Maps (resolution, shape) to the bucket that represents all buckets with this resolution and shape, at any ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Size:
 class SizeClass:
     """Class of sizes. A clip's aspect ratio determines which size of the class is used.
 
-    keep: frame count → shares of the clips to keep. Buckets without an entry keep every clip.
+    keep: maps a frame count to the shares of clips to keep. Buckets without an entry keep every clip.
     """
 
     sizes: tuple[Size, ...]
@@ -80,7 +82,7 @@ class Shape:
 
     The number of frames is ignored for images.
 
-    spare: number of frames that a video must have in addition to the frame count of its bucket.
+    spare: number of frames that a video must have in addition to its bucket's frame count.
     """
 
     num_frames: int
@@ -92,9 +94,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates of one class: the buckets that a clip can fill, most frames first.
+    """Buckets in one class that a clip can fill, sorted by frame count in descending order.
 
-    Shares of the clips to keep are given by frame count.
+    keep: maps a frame count to the shares of clips to keep.
     """
 
     buckets: tuple[Bucket, ...]
@@ -125,7 +127,7 @@ def _by_class(
 
 
 def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | None) -> tuple[Bucket, ...]:
-    """Return the fillable buckets of the size with the nearest ratio.
+    """Return the buckets that the clip can fill, for the size with the nearest ratio.
 
     On a tie, the size with the most frames wins, then the size with the most pixels.
     """
@@ -168,7 +170,7 @@ def broken_limit(bucket: Bucket, clip: Shape, policy: Policy) -> str | None:
 
 
 def classes_of(buckets: Sequence[Bucket]) -> tuple[SizeClass, ...]:
-    """Return the classes of buckets: one per named resolution, and one per group of explicit sizes of similar area."""
+    """Group buckets into classes: one per named resolution, and one per group of explicit sizes with similar areas."""
     named: dict[str, list[Bucket]] = {}
     for bucket in buckets:
         if bucket.resolution is not None:
@@ -191,7 +193,7 @@ def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
 def size_class(
     buckets: Sequence[Bucket], shared: Sharing, area: int | None = None, keep: Mapping[int, Keep] | None = None
 ) -> SizeClass:
-    """Return the class of the given buckets.
+    """Build a class from the given buckets.
 
     area: nominal area of the class in pixels; None to derive it from the resolution or the size of the buckets.
     If several buckets differ only in their ratio, the bucket in `shared` represents all of them. New shapes are added
@@ -219,7 +221,7 @@ def nominal_ratio(bucket: Bucket) -> Fraction:
 
 
 def area_of(bucket: Bucket) -> int:
-    """Return the nominal number of pixels per frame of the bucket."""
+    """Return the nominal number of pixels per frame in the bucket."""
     return bucket.height * bucket.width if bucket.resolution is None else resolution_pixels(bucket.resolution)
 
 
@@ -228,7 +230,7 @@ def area_of(bucket: Bucket) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClipFacts:
-    """Facts about a source, or about one window of a source.
+    """Properties that determine the bucket of a source, or of one window of a source.
 
     num_frames: number of stored frames, before a frame rate rule selects some of them.
     height, width: size in pixels, after rotation.
@@ -278,7 +280,7 @@ class Choices:
 
 
 def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
-    """Return the probability of each bucket, without buckets of probability 0.
+    """Return the probability of each bucket, omitting buckets with probability 0.
 
     Once the probabilities sum to 1, the remaining groups are ignored.
     """
@@ -302,9 +304,9 @@ def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
 
 
 def walk(groups: Iterable[Candidates], uniforms: Iterator[float], is_image: bool) -> Bucket | None:
-    """Return the bucket that Open-Sora 2 assigns if it draws the numbers in `uniforms`.
+    """Return the bucket that Open-Sora 2 would assign if it drew the numbers in `uniforms`.
 
-    This consumes as many numbers as Open-Sora draws.
+    This function consumes as many numbers as Open-Sora would draw.
     """
     for group in groups:
         for bucket in group.buckets:

@@ -93,17 +93,17 @@ class BucketConfig:
     """Buckets, declared in one of five ways, and the rule that assigns clips to them.
 
     buckets: explicit buckets, as `Bucket` or as text ("832x480@81").
-    opensora: buckets in Open-Sora's form, with keep probabilities and batch sizes.
+    opensora: buckets in Open-Sora format, with keep probabilities and batch sizes.
     resolution, num_frames: named resolutions and frame counts; each ratio of each resolution gets one bucket per frame
         count.
     size: one size (height and width), or each clip's own size up to max_pixels; requires max_frames or num_frames.
 
-    ratios: conversion of resolutions to sizes, and the divisor of every side.
+    ratios: rule that converts resolutions to sizes, and the divisor of every side.
     frame_rate: frame rate at which clips are read, and the rule that selects the frames.
     frame_rule: rule for every frame count except 1.
     model: model that must accept every bucket.
     assign: "draw" stores a clip in one bucket, drawn once; "all" stores it in each bucket to which it may be assigned.
-    Raises ConfigError, which names the field and its value, for invalid options.
+    Raises a ConfigError that names the field and its value for invalid options.
     """
 
     buckets: tuple[Bucket, ...] = option(
@@ -166,7 +166,7 @@ class BucketConfig:
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """Samples per rank and step, by bucket id. Empty if `bucket_config` does not set batch sizes."""
+        """Maps bucket ids to samples per rank per step. Empty if `bucket_config` does not set batch sizes."""
         return {} if self._opensora is None else dict(self._opensora.batch_sizes)
 
     def choices(self, facts: ClipFacts) -> Choices:
@@ -194,7 +194,7 @@ class BucketConfig:
 
     @cached_property
     def _known(self) -> dict[tuple[int, ...], Choices]:
-        """Cache of choices by shape. Most clips of a dataset share a few shapes."""
+        """Cache of choices by clip shape. Most clips in a dataset share a few shapes."""
         return {}
 
     @cached_property
@@ -228,7 +228,7 @@ class BucketConfig:
         return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
-        """Return the bucket that Open-Sora 2 assigns to the clip if it draws the numbers in `uniforms`."""
+        """Return the bucket that Open-Sora 2 would assign to the clip if it drew the numbers in `uniforms`."""
         clip = Shape(self._num_frames(facts), facts.height, facts.width, facts.is_image, self.spare_frames)
         return walk(self._candidates(clip), uniforms, facts.is_image)
 
@@ -244,7 +244,7 @@ class BucketConfig:
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError unless the model accepts the buckets and clips read at frame rate `rate`."""
+        """Raise ConfigError unless the model accepts the buckets, and clips that are read at the frame rate `rate`."""
         if self.model is not None and self.is_dynamic:
             # __post_init__ has checked the sizes and frame counts, which depend on the clips.
             self.model.check_rate(rate)

@@ -1,7 +1,7 @@
-"""Reading and writing of bucket configurations as files or mappings.
+"""Reading and writing bucket configurations as files or mappings.
 
-A file contains YAML fields, or the `bucket_config` of an Open-Sora config. The fields are those of BucketConfig and its
-parts, without nesting.
+A file contains YAML fields, or the `bucket_config` of an Open-Sora config. The YAML fields are the fields of
+BucketConfig and its parts, without nesting.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _changed(options: Policy | FrameRate | Document) -> dict[str, object]:
 
 
 def bucket_config_from_json(values: Mapping[str, Any]) -> BucketConfig:
-    """Build a configuration from the fields of a file. Raises ConfigError for unknown fields or invalid values."""
+    """Build a configuration from the fields in a file. Raises ConfigError for unknown fields or invalid values."""
     known = [item.name for item in fields(Document)]
     unknown = [name for name in values if name not in known]
     if unknown:

@@ -17,13 +17,13 @@ RateRule: TypeAlias = Literal["native", "cap", "resample", "fix_frame_rate"]
 _RULE = re.compile(r"([1-9][0-9]{0,3})[kKnN](?:\+([0-9]{1,3}))?")
 _MAX_FPS = 1000
 NEAR_RATE = 0.99
-"""Minimum ratio of two frame rates that count as equal, so that 23.976 counts as 24."""
+"""Minimum ratio at which two frame rates count as equal, so that 23.976 counts as 24."""
 _MAX_DENOMINATOR = 1001
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRule:
-    """Frame count rule of a causal video VAE, such as `4k+1`: T = k * factor + remainder, with k = 0, 1, …"""
+    """Frame count rule for a causal video VAE, such as `4k+1`: T = k * factor + remainder, with k = 0, 1, …"""
 
     factor: int
     remainder: int = 1
@@ -42,7 +42,7 @@ class FrameRule:
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None
         if match is None:
             raise ConfigError(
-                f"frame_rule={text!r} is not a rule for frame counts; write a rule such as '4k+1' or '8k'"
+                f"frame_rule={text!r} is not a valid rule for frame counts; write a rule such as '4k+1' or '8k'"
             )
         return cls(int(match[1]), int(match[2] or 0))
 
@@ -70,14 +70,14 @@ class FrameRule:
 
 @dataclass(frozen=True, slots=True)
 class FrameRate:
-    """Frame rate, and the rule that selects frames of a clip.
+    """Frame rate, and the rule that selects frames from a clip.
 
     native: every frame.
     cap: every n-th frame, with n = ceil(the clip's rate / `fps`), so that the rate is at most `fps` (Open-Sora 2);
         every frame if the clip's rate is below `fps` or unknown.
-    resample: the frame nearest to each of the times 0, 1/fps, 2/fps … of the clip; on a tie, the earlier frame.
-    fix_frame_rate: frames round(i / fps * the clip's average rate) for i from 0 to floor(duration * fps) - 1
-        (DiffSynth-Studio); equal to resample only for clips with a constant rate.
+    resample: the frame nearest to each of the times 0, 1/fps, 2/fps … in the clip; on a tie, the earlier frame.
+    fix_frame_rate: the frames with numbers round(i / fps * the clip's average rate), where i goes from 0 to
+        floor(duration * fps) - 1 (DiffSynth-Studio); equal to resample only for clips with a constant rate.
     """
 
     rule: RateRule = "native"

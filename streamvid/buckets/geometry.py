@@ -2,7 +2,7 @@
 
 A resolution name denotes an area: `"256px"` is 256 * 256 pixels, `"480p"` is int(480 * 480 * 16 / 9). Its aspect
 table contains one size per listed ratio: the size nearest to that area whose sides are multiples of `multiple`.
-The tables equal those of Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
+The tables are the same as in Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SIDE = 16384
 """Maximum side of a bucket, in pixels."""
 
 DEFAULT_MULTIPLE = 16
-"""Spatial multiple of the 8x VAE with 2x2 patches that Wan and HunyuanVideo use."""
+"""Spatial multiple required by an 8x VAE with 2x2 patches, which Wan and HunyuanVideo use."""
 
 MAX_MULTIPLE = 1024
 _LISTED_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
@@ -29,7 +29,7 @@ _RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?):([0-9]{1,5}(?:\.[0-9]{1,4})?
 
 
 def resolution_name(name: str) -> str:
-    """Convert a resolution name of Open-Sora 1, such as 512 to 512px or 2k to 1440p. Return other names unchanged."""
+    """Convert a resolution name from Open-Sora 1, such as 512 to 512px or 2k to 1440p. Return other names unchanged."""
     return f"{name}px" if name.isdecimal() else _OLD_NAMES.get(name, name)
 
 
@@ -38,8 +38,8 @@ def resolution_pixels(name: str) -> int:
     match = _RESOLUTION.fullmatch(name)
     if match is None:
         raise ConfigError(
-            f"resolution={name!r} is not a resolution name; allowed are '<n>px' (n x n pixels, such as '256px') and "
-            "'<n>p' (n*n*16/9 pixels, such as '480p'); for an explicit size, use a bucket such as '832x480@81'"
+            f"resolution={name!r} is not a valid resolution name; allowed are '<n>px' (n x n pixels, such as '256px') "
+            "and '<n>p' (n*n*16/9 pixels, such as '480p'); for an explicit size, use a bucket such as '832x480@81'"
         )
     side = int(match[1])
     pixels = side * side if match[2] == "px" else side * side * 16 // 9
@@ -53,7 +53,7 @@ def ratio_fraction(name: str) -> Fraction:
     match = _RATIO.fullmatch(name)
     sides = (Fraction(match[1]), Fraction(match[2])) if match else (Fraction(0), Fraction(0))
     if not all(sides):
-        raise ConfigError(f"aspect_ratio={name!r} is not a ratio; write width:height, such as '16:9' or '2.39:1'")
+        raise ConfigError(f"aspect_ratio={name!r} is not a valid ratio; write width:height, such as '16:9' or '2.39:1'")
     return sides[0] / sides[1]
 
 
@@ -98,7 +98,10 @@ def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple
 
 
 def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]:
-    """Return (height, width): the ratio's size rounded down, or a neighboring size that is nearer to `pixels`."""
+    """Return the (height, width) for a width/height ratio and an area of about `pixels`.
+
+    Both sides are rounded down to multiples, unless a neighboring size has an area nearer to `pixels`.
+    """
     # floor(sqrt(pixels * ratio) / multiple) without floats.
     width = max(1, isqrt(int(pixels * ratio / (multiple * multiple)))) * multiple
     height = max(1, pixels // width // multiple) * multiple

@@ -1,8 +1,8 @@
-"""Bucket configuration in the form of Open-Sora.
+"""Bucket configuration in Open-Sora format.
 
     {"256px": {1: [1.0, 45], 33: [[1.0, 0.33], 12]}, "768px_ar16:9": {…}, "1024px_max": {…}}
-       │       │     │    └ samples per rank and step, or null
-       │       │     └ share of the clips that are kept: a number, or a pair of numbers
+       │       │     │    └ samples per rank per step, or null
+       │       │     └ share of clips to keep: a number, or a pair of numbers
        │       └ frame count; 1 accepts images
        └ area; _max: only the ratio with the most pixels; _ar16:9: only this ratio
 
@@ -33,7 +33,7 @@ Meaning: TypeAlias = Literal["opensora-v2", "opensora-v1.2"]
 MEANINGS = get_args(Meaning)
 _AREAS_OF_V1 = {"240p": 102240, "480p": 409920}
 Form: TypeAlias = Mapping[str, Mapping[int, Sequence[Any]]]
-"""Open-Sora's form: resolution → frames → [probability, batch size]."""
+"""Open-Sora format: resolution → frame count → [probability, batch size]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class OpenSora:
-    """Buckets parsed from a configuration in Open-Sora's form.
+    """Buckets parsed from a configuration in Open-Sora format.
 
     classes: classes of sizes, from the largest area down.
     buckets: all buckets that accept clips, once per nominal ratio.
-    batch_sizes: bucket id → samples per rank and step.
+    batch_sizes: maps each bucket id to the number of samples per rank per step.
     """
 
     classes: tuple[SizeClass, ...]
@@ -60,10 +60,11 @@ class OpenSora:
 
 @dataclass(frozen=True)
 class OpenSoraConfig:
-    """Buckets in Open-Sora's form.
+    """Buckets in Open-Sora format.
 
-    bucket_config: resolution → frames → [probability, batch size].
-    probabilities: version whose interpretation of probability pairs applies, "opensora-v2" or "opensora-v1.2".
+    bucket_config: nested mapping from resolution to frame count to [probability, batch size].
+    probabilities: Open-Sora version whose interpretation of probability pairs applies, "opensora-v2" or
+        "opensora-v1.2".
     """
 
     bucket_config: Form

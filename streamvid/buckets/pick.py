@@ -29,7 +29,9 @@ _MAX_DENOMINATOR = 10**9  # for time bases: the finest time base in containers i
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Selection of `count` frames of a clip, in ascending order: positions `start`, `start + stride`, … of a grid.
+    """Selection of `count` frames from a clip, at positions `start`, `start + stride`, … of a grid.
+
+    The frames are in ascending order. `way` determines which frame belongs to each position:
 
     - step: position i is frame i.
     - time: position i is the frame nearest to the time i / fps after the first frame; on a tie, the earlier frame.
@@ -38,7 +40,7 @@ class Pick:
       middle); `start` and `stride` are ignored.
     - linspace: evenly spaced frames from `start` to `start + count * stride - 1`, rounded down, as in Open-Sora.
 
-    clip_fps: the clip's average rate.
+    clip_fps: the clip's average frame rate.
     Raises ConfigError for invalid values.
     """
 
@@ -141,7 +143,7 @@ def linspace(first: int, last: int, count: int) -> list[int]:
 
 
 def time_base_of(times: Times, fps: float) -> Fraction:
-    """Return the seconds per tick of timestamps whose average frame rate is `fps`.
+    """Return the time base, in seconds per tick, of timestamps whose average frame rate is `fps`.
 
     The result is exact if `fps` was computed from these timestamps.
     """
@@ -169,7 +171,7 @@ def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: f
 
 
 def exact_seconds(seconds: float) -> Fraction:
-    """Recover the exact fraction of a duration that was converted to float64.
+    """Recover the exact fraction from a duration that was converted to float64.
 
     The result is the simplest fraction that rounds to this float. The nearest fraction with a bounded denominator can
     be wrong for a long duration, because several such fractions then round to the same float.
@@ -182,7 +184,7 @@ def exact_seconds(seconds: float) -> Fraction:
 
 
 def _simplest(low: Fraction, high: Fraction) -> Fraction:
-    """Return the fraction with the smallest denominator between two positive numbers, by continued fractions."""
+    """Return the fraction with the smallest denominator between two positive numbers, using continued fractions."""
     whole = math.floor(low)
     if whole == low:
         return Fraction(whole)

@@ -17,7 +17,10 @@ OPENSORA_MIN_AREA = Fraction(4, 5)
 
 
 def cover_scale(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Return the factor that scales a picture so that it covers another size. A factor above 1 enlarges the picture."""
+    """Return the factor by which a picture must be scaled to cover another size.
+
+    A factor above 1 enlarges the picture.
+    """
     return max(Fraction(to_height, height), Fraction(to_width, width))
 
 
@@ -32,12 +35,13 @@ def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fra
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Choice of a clip's bucket among the buckets that the clip can fill. The defaults follow Open-Sora 2.
+    """Rules for choosing a clip's bucket from the buckets that the clip can fill. The defaults follow Open-Sora 2.
 
     ratio: "nominal" chooses the size whose nominal height/width differs least from the clip's (Open-Sora 2); "log"
-        chooses the size whose actual height/width is nearest as a factor, which minimizes cropping.
-    frames: "resolution-first" chooses the largest area that the clip is large enough for, then the most frames in it;
-        "longest" chooses the most frames that the clip can fill in any area, and among those areas the largest.
+        chooses the size whose actual height/width is nearest on a logarithmic scale, which minimizes cropping.
+    frames: "resolution-first" chooses the largest area that the clip is large enough for, then the most frames at that
+        area; "longest" chooses the most frames that the clip can fill at any area, then the largest area with that many
+        frames.
     max_upscale: exclude sizes that scale up the clip's sides by more than this factor; 1 excludes all upscaling.
     max_crop: exclude sizes that crop more than this share of the picture.
     min_area: minimum share of a resolution's area that a clip must have; None means 0.8, or 0 if the bucket

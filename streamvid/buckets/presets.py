@@ -23,7 +23,7 @@ class BucketCost:
 
     tokens: number of tokens per sample for the configuration's model.
     sample_bytes: size in bytes of a sample's decoded frames as uint8 RGB.
-    batch_size: samples per rank and step; None if unknown.
+    batch_size: samples per rank per step; None if unknown.
     is_own_choice: True if streamvid chose the bucket; False if the bucket comes from the configuration's source.
     """
 
@@ -55,7 +55,7 @@ def preset_text(name: str | Path) -> str:
 
 
 def load_preset(name: str | Path) -> BucketConfig:
-    """Load a preset. Raises ConfigError if a name or glob of its `own_choice` matches no bucket."""
+    """Load a preset. Raises ConfigError if a name or glob in its `own_choice` matches no bucket."""
     config = load_bucket_config(name)
     if not config.is_dynamic:
         for pattern in config.about.own_choice:

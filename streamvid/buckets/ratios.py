@@ -23,7 +23,7 @@ from streamvid.config import check_options, option, require_integer
 from streamvid.errors import ConfigError
 
 RatioTable: TypeAlias = dict[str, tuple[int, int]]
-"""Ratio `"w:h"` → (height, width), in the order in which ties are broken."""
+"""Maps each ratio `"w:h"` to (height, width). On a tie between ratios, the earlier entry wins."""
 
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 
@@ -33,9 +33,9 @@ class Ratios:
     """Rule that converts a resolution's name to sizes.
 
     multiple: every side must be a multiple of this number of pixels.
-    tables: resolution → ratio `"w:h"` → size `"WxH"`. These sizes replace the generated sizes. Resolution names of
-        Open-Sora 1 are accepted, such as 512 for 512px. The key `area` in a table sets the resolution's area in
-        pixels.
+    tables: nested mapping from resolution to ratio `"w:h"` to size `"WxH"`. These sizes replace the generated sizes.
+        Resolution names from Open-Sora 1 are accepted, such as 512 for 512px. The key `area` in a table sets the
+        resolution's area in pixels.
     min_ar, max_ar: bounds on width / height; None for no bound.
     num_ar_buckets: number of ratios, spaced by equal factors from `min_ar` (default 0.5) to `max_ar` (default 2);
         these ratios replace the standard list.
@@ -84,7 +84,7 @@ class Ratios:
         return self.min_ar or Fraction(1, 2), self.max_ar or Fraction(2)
 
     def area(self, resolution: str) -> int:
-        """Return the number of pixels of a named resolution."""
+        """Return the number of pixels in a named resolution."""
         area = self.tables.get(resolution, {}).get("area")
         if area is None:
             return resolution_pixels(resolution)
@@ -123,7 +123,9 @@ class Ratios:
             ratio_fraction(name)
             match = _SIZE.fullmatch(size) if isinstance(size, str) else None
             if match is None:
-                raise ConfigError(f"{where}={size!r} is not a size; write it as width x height, such as '832x480'")
+                raise ConfigError(
+                    f"{where}={size!r} is not a valid size; write it as width x height, such as '832x480'"
+                )
             width, height = int(match[1]), int(match[2])
             check_multiple(f"{where}={size!r}: width", width, self.multiple)
             check_multiple(f"{where}={size!r}: height", height, self.multiple)

@@ -1,6 +1,6 @@
 """Assignment of clips to a list of buckets, and the reasons why no bucket accepts a clip.
 
-Buckets compete in classes (one per named resolution, one per group of explicit sizes of similar area), from the
+Buckets compete in classes (one per named resolution, one per group of explicit sizes with similar areas), from the
 largest area down. A class skips clips that are much smaller than its area. In the first class that does not skip
 the clip, the size with the nearest aspect ratio wins, with the largest frame count that the clip can fill. If every
 size has every frame count, this is the order of Open-Sora 2.
@@ -111,7 +111,7 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
         return _limit(refused, clip, policy)
     shortest = min(bucket.num_frames for bucket in large_enough)
     return "too-short-for-its-size", (
-        f"the clip has {frames} of {size}: buckets that are short enough are too large (a clip must have "
+        f"the clip has {frames} at {size}: buckets that are short enough are too large (a clip must have "
         f"{float(share):g} of their area), and the shortest bucket that is small enough has {shortest} frames{needs}"
     )
 

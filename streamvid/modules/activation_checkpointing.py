@@ -26,7 +26,7 @@ AUTO = "auto"
 """Value of `blocks` that selects the elements of every ModuleList with more than one element."""
 
 Checkpoint = Callable[..., Any]
-"""Called with a function and its positional arguments; returns what the function returns."""
+"""Checkpoint function: it is called with a function and its positional arguments, and returns the function's result."""
 
 _DEEPSPEED_OPTIONS = (
     "partition_activations",
@@ -44,7 +44,7 @@ def wrap(
     """Checkpoint the blocks of `module` that `config.blocks` selects. Return the dotted names of these blocks.
 
     function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. It cannot be
-        combined with `config.offload`, because the library of the replacement configures offloading itself.
+        combined with `config.offload`, because the library that provides the replacement configures offloading itself.
     A block inside another selected block is skipped. Recomputing a block draws the same random numbers again.
     Raises ConfigError if a name matches no block, or if `function` is combined with `config.offload`.
     """
@@ -68,7 +68,10 @@ def wrap(
 
 
 def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
-    """Configure activation checkpointing with `options` from DeepSpeed's JSON. Return the checkpoint function."""
+    """Configure DeepSpeed's activation checkpointing with `options` from its JSON file.
+
+    Return the checkpoint function.
+    """
     from deepspeed import checkpointing
 
     checkpointing.configure(None, None, *(options.get(name) for name in _DEEPSPEED_OPTIONS))
@@ -162,6 +165,6 @@ def _candidates(module: nn.Module) -> str:
             lists.append(f"{name}.*")
             kinds.update(type(block).__name__ for block in part)
     if not kinds:
-        return "allowed: the class or dotted name of a part (no ModuleList of this module has more than one element)"
+        return "allowed: the class or dotted name of a part (no ModuleList in this module has more than one element)"
     classes = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(8))
     return f"allowed: a class, such as {classes}, or dotted names, such as {', '.join(lists[:8])}"

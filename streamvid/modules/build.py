@@ -37,8 +37,8 @@ def build_module(
 ) -> nn.Module:
     """Build the training module on the CPU with `model.factory`, and set its weights, adapters and precision.
 
-    Trainable parts are float32 and in train mode; all others are frozen and in eval mode. The same seed gives the same
-    module, and global random state does not change. Task "sft:train" needs none of the module's `encoders`; task
+    Trainable parts are float32 and in train mode; all other parts are frozen and in eval mode. The same seed gives the
+    same module, and global random state does not change. Task "sft:train" needs none of the module's `encoders`; task
     "sft:data_process" freezes everything.
     dtype_of_frozen: dtype of frozen linear layers, convolutions and embeddings; None to keep their dtypes.
     checkpoint_function: passed to `activation_checkpointing.wrap`.
@@ -72,7 +72,9 @@ def build_module(
 
 
 def train_mode(module: nn.Module) -> nn.Module:
-    """Set train mode for trainable parts, and eval mode for frozen parts, for which `module.train()` sets train mode.
+    """Set train mode for trainable parts and eval mode for frozen parts.
+
+    `module.train()` would set train mode for both.
 
     A part is frozen if it has parameters and none of them is trainable. Parts without parameters follow their parent.
     """

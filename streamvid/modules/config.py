@@ -10,7 +10,10 @@ from streamvid.config import Options, option, require
 from streamvid.errors import refuse_credentials
 
 Paths = dict[str, str | tuple[str, ...]] | tuple[str | tuple[str, ...], ...]
-"""Weight files as a mapping from names of children, or as a list. A nested list contains the shards of one model."""
+"""Weight files, either as a mapping from child names to files or as a list.
+
+A nested list contains the shards of one model.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +27,10 @@ class WeightsConfig(Options):
     id_with_origin_paths: str = option("", help="Additional weight files below `root`, as 'ID:GLOB,ID:GLOB'.")
     root: Path | None = option(
         None,
-        help="Folder that contains the files of id_with_origin_paths.",
+        help="Folder that contains the files listed in id_with_origin_paths.",
         shown_default="$STREAMVID_MODEL_ROOT, $DIFFSYNTH_MODEL_BASE_PATH or ./models",
     )
-    download: bool = option(False, help="Download files of id_with_origin_paths from the Hugging Face Hub.")
+    download: bool = option(False, help="Download the files listed in id_with_origin_paths from the Hugging Face Hub.")
     allow_missing: bool = option(False, help="Keep the factory's values for keys that no file contains.")
     allow_unexpected: bool = option(False, help="Ignore keys that files contain but the module lacks.")
 
@@ -46,7 +49,7 @@ class LoraConfig(Options):
     """Low-rank adapters (LoRA), implemented by peft."""
 
     base_model: str | None = option(
-        None, help="Child module that gets adapters, or several, separated by commas; dotted names are allowed."
+        None, help="Child modules that get adapters, separated by commas; dotted names are allowed."
     )
     target_modules: str | tuple[str, ...] = option(
         "",
@@ -57,8 +60,8 @@ class LoraConfig(Options):
     alpha: float | None = option(
         None, above=0, help="LoRA alpha: adapters are scaled by alpha / rank.", shown_default="the rank"
     )
-    dropout: float = option(0.0, minimum=0, help="Dropout probability of the adapters' inputs.")
-    checkpoint: Path | None = option(None, help="Adapter file with the initial weights of the adapters.")
+    dropout: float = option(0.0, minimum=0, help="Dropout probability for the adapters' inputs.")
+    checkpoint: Path | None = option(None, help="Adapter file with the initial adapter weights.")
     format: LoraFormat = option(
         "diffusers",
         help="Format of saved adapters. `peft` writes a folder; `kohya` writes a file that musubi-tuner can read.",
@@ -118,7 +121,9 @@ class ModelConfig(Options):
     weights: WeightsConfig = option(default_factory=WeightsConfig, help="Weight files.")
     init: Literal["cpu", "meta"] = option(
         "cpu",
-        help=("Device of new parameters; 'meta' allocates no memory, so the weight files must contain all of them."),
+        help=(
+            "Device for new parameters; 'meta' allocates no memory, so the weight files must contain every parameter."
+        ),
     )
     trainable: tuple[str, ...] | None = option(
         None,

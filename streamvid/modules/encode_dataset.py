@@ -1,4 +1,4 @@
-"""Encoding of a dataset into precomputed features in any number of processes.
+"""Encoding a dataset into precomputed features, in any number of processes.
 
 The unit of work is a shard. Each shard is encoded from its first sample, in batches of a fixed size, and each batch has
 its own seed. The resulting bytes do not depend on the number of ranks, on earlier shards or on interrupted runs.
@@ -30,7 +30,7 @@ _POLL_SECONDS = 2.0
 
 @dataclass
 class EncodeResult:
-    """Result of encoding in this process.
+    """Result of the encoding in this process.
 
     num_missing: number of visits without tensors because the sample is bad; readers substitute another sample.
     is_sealed: True if the features are complete.
@@ -46,7 +46,7 @@ class EncodeResult:
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """Specification of an encoding: its encoder, dataset, destination and number of visits per sample."""
+    """Specification of an encoding job: its encoder, dataset, destination and number of visits per sample."""
 
     encoder: Encoder
     source: ByShard
@@ -77,7 +77,8 @@ def encode_dataset(
     wait_for_all: barrier over all ranks of a launch; None for independent processes, such as the processes of a job
         array. The last of these processes seals the features.
     signal_number: called between batches; returns the number of a signal that ends the work, or None.
-    progress: called with "encode", the number of samples that this process has encoded, and its total.
+    progress: called with "encode", the number of samples that this process has encoded, and the total number that it
+        must encode.
     Raises errors from the encoder, the loader and the writer.
     """
     result, writer = EncodeResult(), job.writer()

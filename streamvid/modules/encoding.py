@@ -64,9 +64,10 @@ class Encoder:
     def shard(
         self, source: ByShard, shard: ShardInfo, num_visits: int, on_batch: Callable[[int, int], object]
     ) -> Generator[tuple[str, list[FeatureRow | None]]]:
-        """Yield the key of each sample of a shard, in order, with one row of tensors per visit (None for a bad sample).
+        """Yield the key of each sample in a shard, in order, with one row of tensors per visit (None for a bad sample).
 
-        on_batch: called after each batch with the number of its samples and the number of visits of bad samples.
+        on_batch: called after each batch with the number of samples in the batch and the number of visits to bad
+            samples.
         """
         for keys, batches in source.batches(shard, num_visits):
             made = [self.rows(one, visit) if one else [None] * len(keys) for visit, one in enumerate(batches)]
@@ -74,7 +75,7 @@ class Encoder:
             on_batch(len(keys), sum(rows.count(None) for rows in made))
 
     def rows(self, batch: Batch, visit: int) -> list[FeatureRow | None]:
-        """Encode a batch. Return one row per sample, or None in place of a sample that substitutes for a bad one.
+        """Encode a batch. Return one row per sample, with None for each sample that substitutes for a bad one.
 
         Tensors in a list may differ in the size of their first dimension. Raises ConfigError for tensors that cannot be
         stored.
@@ -94,7 +95,7 @@ class Encoder:
         return [None if other else row for row, other in zip(rows, batch.is_repeat.tolist(), strict=True)]
 
     def null(self) -> FeatureRow | None:
-        """Return the tensors of an empty text from the module's `encode_null`, or None without this method."""
+        """Return the tensors for an empty text from the module's `encode_null`, or None if that method is missing."""
         if not hasattr(self.module, "encode_null"):
             return None
         with self._run():
@@ -191,7 +192,9 @@ def check_fresh(
     now = _recipe(model, made.get("encoder_args"), has_encoders=bool(digests))
     problems = differences({name: made.get(name) for name in now}, now)
     if made.get("encoder_args") is None and made.get("args") != now["args"]:
-        problems[-1] += " (to exclude arguments, list those that encoders depend on in the module's encoder_args)"
+        problems[-1] += (
+            " (to compare only the arguments that affect the encoders, list them in the module's encoder_args)"
+        )
     problems += _changed_files(made.get("weights", ()), model)
     here = {} if module is None else digest_parts(module, digests)
     unseen = [name for name in made.get("encoders_without_files", ()) if name not in here]
@@ -216,10 +219,10 @@ def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> 
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
-    """Return the facts that define the encoders, except for the weights of the encoders.
+    """Return the facts that define the encoders, except for their weights.
 
     names: factory arguments that the encoders depend on; None for all arguments.
-    has_encoders: True if the weights of encoders are recorded, so that the name of the factory is ignored.
+    has_encoders: True if the encoders' weights are recorded. The name of the factory is then ignored.
     """
     args = {name: portable(value) for name, value in model.args.items() if names is None or name in names}
     return {"version": VERSION, "factory": None if has_encoders else model.factory, "args": args}
@@ -244,7 +247,7 @@ def portable(value: object) -> object:
 
 
 def digest_parts(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the weights of each part in `names`, by name. Parts that do not exist are omitted."""
+    """Return a mapping from each name in `names` to the SHA-256 of that part's weights. Missing parts are omitted."""
     parts = {name: part for name in names if (part := part_of(module, name)) is not None}
     return {name: digest_tensors(part.state_dict(), type(part).__qualname__) for name, part in parts.items()}
 

@@ -1,4 +1,4 @@
-"""Trained weights for other tools: adapters in another format, and full weights as a diffusers folder."""
+"""Export of trained weights for other tools: adapters in another format, and full weights as a diffusers folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODEL_INDEX = "model_index.json"
 def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | None = None) -> int:
     """Write the adapters in `path` as a new file in `format` or, for peft's format, as a new folder.
 
-    Return the number of layers.
+    Return the number of layers with adapters.
 
     family: see `convert_adapters`.
     Raises ConfigError if the target exists or lacks the suffix of safetensors files. Also raises the same errors as
@@ -47,13 +47,13 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
 
 
 def write_pipeline_folder(weights: Sequence[Path], model: Path, output: Path) -> tuple[str, ...]:
-    """Write the folder `output`: a copy of the base model's folder that contains the tensors of `weights`.
+    """Write the folder `output`: a copy of the base model's folder that contains the tensors from `weights`.
 
     Return the names of the changed components. The trained tensors get the dtypes of the tensors that they replace.
 
     weights: files that a run saved at one step. A tensor whose name does not begin with the name of a component belongs
         to `transformer`.
-    model: diffusers folder of the base model. Unchanged files of this folder are hard-linked if possible, otherwise
+    model: diffusers folder of the base model. Unchanged files in this folder are hard-linked if possible, otherwise
         copied.
     Raises ConfigError if `output` exists, if `model` is not a diffusers folder, or if the tensors do not match `model`.
     """
@@ -99,8 +99,8 @@ def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, so
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]
     if strange:
         raise ConfigError(
-            f"{source} contains {some(strange)}, which {base} lacks or has in other shapes; use the folder of the "
-            "model that the run trained"
+            f"{source} contains {some(strange)}, which {base} lacks or has with different shapes; use the folder "
+            "of the model that the run trained"
         )
     state |= {name: one.to(state[name].dtype) for name, one in tensors.items()}
     output.mkdir(parents=True)

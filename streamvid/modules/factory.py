@@ -17,13 +17,13 @@ from streamvid.errors import ConfigError
 def import_object(path: str) -> Any:
     """Import the object at "package.module:name", where name may be dotted.
 
-    The working directory is searched first and stays on `sys.path`, because the module may import more later.
+    The working directory is searched first and stays on `sys.path`, because the module may import other modules later.
     For example, "train:build" is the object `build` in `train.py` in the working directory.
     Raises a ConfigError that names the missing part of the path.
     """
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
-        raise ConfigError(f"{path!r} is not an import path; write it as 'package.module:name'")
+        raise ConfigError(f"{path!r} is not a valid import path; write it as 'package.module:name'")
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

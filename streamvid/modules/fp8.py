@@ -66,7 +66,10 @@ def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert floats (out, …) to float8_e4m3fn and float32 scales (out, 1, …), where value ≈ stored × scale."""
+    """Convert a float tensor of shape (out, …) to FP8. Return (stored, scale), where value ≈ stored × scale.
+
+    stored: float8_e4m3fn tensor of the same shape. scale: float32 tensor of shape (out, 1, …).
+    """
     rows = weight.detach().float()
     largest = rows.abs().amax(dim=tuple(range(1, rows.dim())), keepdim=True)
     mantissa, exponent = torch.frexp(largest)  # largest = mantissa · 2^exponent, mantissa in [0.5, 1); 448 = 0.875 · 2⁹
@@ -84,7 +87,7 @@ def dequantize(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Fp8Layer(nn.Module):
-    """Base class that is placed before a layer's own class. It restores `weight` from FP8 on every access."""
+    """Base class that takes precedence over a layer's own class. It restores `weight` from FP8 on every access."""
 
     weight_fp8: nn.Parameter
     weight_scale: nn.Parameter
@@ -114,7 +117,10 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """Forward and backward pass of a layer. No tensors are stored: the backward pass casts the frozen weight again."""
+    """Forward and backward passes of a layer.
+
+    No tensors are stored: the backward pass casts the frozen weight again.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: _Fp8Layer) -> Tensor:
@@ -159,7 +165,7 @@ def _store_layer(path: str, layer: nn.Module) -> None:
 
 
 def _below(module: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Return a part and its submodules by name, without adapters.
+    """Return a mapping from names to modules for a part and its submodules, excluding adapters.
 
     Raises ConfigError if the part does not exist or has trainable parameters.
     """

@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA) through peft: choice of layers, sources of weights, and names in files.
 
-A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. The formats of files are in
+A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. The file formats are implemented in
 `adapters/`.
 """
 
@@ -77,7 +77,7 @@ def _inject(module: nn.Module, name: str, config: LoraConfig) -> tuple[str, ...]
 
 
 def require_files(config: LoraConfig) -> None:
-    """Raise ConfigError if a configured adapter file does not exist. Called before models are built."""
+    """Raise ConfigError if a configured adapter file does not exist. This check runs before any model is built."""
     named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
     lacking = [
         f"model.lora.{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()
@@ -90,11 +90,11 @@ def require_files(config: LoraConfig) -> None:
 
 
 def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the dotted names of the layers of `base` that get adapters.
+    """Return the dotted names of the layers in `base` that get adapters.
 
-    wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, the
-        linear layers inside lists of blocks are chosen that have at least 512 inputs and outputs. If no layer is that
-        large, all linear layers inside lists of blocks are chosen.
+    wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, linear
+        layers inside lists of blocks are chosen: those with at least 512 inputs and outputs or, if no layer is that
+        large, all of them.
     """
     names = [part for part in (wanted.split(",") if isinstance(wanted, str) else wanted) if part.strip()]
     names = [part.strip() for part in names]
@@ -109,13 +109,13 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     if refused:
         raise ConfigError(
             f"model.lora.target_modules matches {some(refused)}; adapters support linear and convolution layers, "
-            "except those of an nn.MultiheadAttention, which bypasses their forward method; list only supported layers"
+            "except layers of an nn.MultiheadAttention, which bypasses their forward method; list only supported layers"
         )
     return tuple(chosen)
 
 
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
-    """Add the adapters of `config.preset_path` to the weights of `config.preset_model`. Return the number of layers.
+    """Add the adapters in `config.preset_path` to the weights of `config.preset_model`. Return the number of layers.
 
     W += alpha / rank · B @ A, computed in float32. If the file does not state alpha, the scale is 1.
     """
@@ -146,12 +146,12 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
         delta = (up @ down).reshape(layer.weight.shape)
         with torch.no_grad():
             layer.weight.copy_(layer.weight.float() + found.scales[name] * delta)
-    _log.info("fused the adapters of %s into %d layers of %s", path, len(pairs), config.preset_model)
+    _log.info("fused the adapters from %s into %d layers of %s", path, len(pairs), config.preset_model)
     return len(pairs)
 
 
 def adapter_state(tensors: Mapping[str, Tensor], base: str = "") -> dict[str, Tensor]:
-    """Return a model's adapters among `tensors`, under their names in files.
+    """Return a model's adapters from `tensors`, under the names that are used in files.
 
     base: dotted name of the model.
     """
@@ -169,7 +169,7 @@ def bases_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def adapter_files(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> dict[str, EncodedAdapters]:
-    """Return one adapter file per model that has adapters among `tensors`, by the dotted name of the model.
+    """Return a mapping from the dotted name of each model with adapters in `tensors` to its adapter file.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """
@@ -215,7 +215,7 @@ def _load_checkpoint(base: nn.Module, name_of_base: str, config: LoraConfig) -> 
     with torch.no_grad():
         for name, parameter in here.items():
             parameter.copy_(state[name])
-    _log.info("adapters of %s start from %s", name_of_base, path)
+    _log.info("adapters for %s start from %s", name_of_base, path)
 
 
 def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Optimizer of a run, its learning rate schedule, and a moving average of the weights."""
+"""Optimizer for a run, its learning rate schedule, and a moving average of the weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class OptimizerConfig(Options):
     """Optimizer and learning rate schedule.
 
-    The factory is called with the trainable parameters and the keyword arguments lr, betas, weight_decay and args.
-    betas and weight_decay are omitted if they are null.
+    The factory is called with the trainable parameters and the keyword arguments lr, betas, weight_decay and the
+    entries of args. If betas or weight_decay is null, it is omitted.
     """
 
     factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer class.")
@@ -35,7 +35,7 @@ class OptimizerConfig(Options):
     schedule: Literal["constant", "cosine", "linear"] = option(
         "constant", help="Learning rate schedule after the warmup."
     )
-    warmup_steps: int = option(0, minimum=0, help="Number of steps of linear warmup.")
+    warmup_steps: int = option(0, minimum=0, help="Number of linear warmup steps.")
     min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
     grad_clip: float | None = option(1.0, above=0, help="Maximum total norm of the gradients, or null for no clipping.")
     ema_decay: float | None = option(
@@ -60,7 +60,7 @@ class OptimizerConfig(Options):
         return {"lr": self.lr, **{name: value for name, value in common.items() if value is not None}, **self.args}
 
     def lr_at(self, step: int, num_steps: int) -> float:
-        """Return the learning rate of optimizer step `step`, counted from 1, in a run of `num_steps` steps."""
+        """Return the learning rate for optimizer step `step`, counted from 1, in a run of `num_steps` steps."""
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
         if self.schedule == "constant":
@@ -96,7 +96,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
 
 
 class Ema:
-    """Exponential moving average of the trainable parameters, in float32, on the same devices."""
+    """Exponential moving average of the trainable parameters, kept in float32 on the parameters' devices."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay

@@ -110,8 +110,8 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
     if len(set(renamed.values())) < len(renamed):
         twice = sorted(name for name, new in renamed.items() if new != name and new in state)
         raise ConfigError(
-            f"checkpoints.remove_prefix is {prefix!r}, but without this prefix {twice[0]} would have the name of "
-            "another tensor; use another prefix, or no prefix"
+            f"checkpoints.remove_prefix is {prefix!r}, but without this prefix {twice[0]} would have the same "
+            "name as another tensor; use another prefix, or no prefix"
         )
     return {new: state[name] for name, new in renamed.items()}
 
@@ -149,7 +149,7 @@ def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def require_finite(module: nn.Module, tensors: Mapping[str, Tensor], step: int) -> None:
-    """Raise StreamvidError if a trainable tensor contains an infinity or NaN, so that no run resumes from it."""
+    """Raise StreamvidError if a trainable tensor contains infinity or NaN, so that no run resumes from it."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not tensors[name].isfinite().all():
             raise StreamvidError(

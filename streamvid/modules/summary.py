@@ -22,7 +22,7 @@ class ModelSize:
     """Row of the size table. Bytes include buffers.
 
     A shared tensor is counted only in the first model that contains it.
-    num_of_dtype: number of parameters by dtype name.
+    num_of_dtype: maps each dtype name to the number of parameters with that dtype.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ModelSize:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Dtypes of the parameters, the most frequent one first."""
+        """Dtypes of the parameters, most frequent first."""
         return tuple(dtype for dtype, _ in self.num_of_dtype.most_common())
 
     def cells(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class WeightSource:
     """The files of one model.
 
     child: child that receives the tensors; None selects the child with matching keys and shapes.
-    written: paths as in the configuration.
+    written: paths as written in the configuration.
     """
 
     files: tuple[Path, ...]
@@ -49,7 +49,7 @@ class WeightSource:
 
     @property
     def name(self) -> str:
-        """Name for messages: the paths as in the configuration."""
+        """Name for messages: the paths as written in the configuration."""
         return ", ".join(self.written)
 
 
@@ -96,9 +96,10 @@ def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
 
 
 def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Load the tensors of all files into CPU memory, memory-mapped where the format allows it.
+    """Load the tensors from all files into CPU memory, memory-mapped where the format allows it.
 
-    Raises ConfigError if a file is damaged, contains anything but tensors, or repeats a key of an earlier file.
+    Raises ConfigError if a file is damaged, contains anything other than tensors, or repeats a key from an earlier
+    file.
     """
     state: dict[str, Tensor] = {}
     for file in files:
@@ -115,7 +116,7 @@ def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """Return the names of the tensors of a file. Raises ConfigError if the file is damaged."""
+    """Return the names of the tensors in a file. Raises ConfigError if the file is damaged."""
     if file.suffix != SAFETENSORS:
         return list(read_state([file]))
     with _reading(file), safe_open(str(file), framework="pt") as opened:

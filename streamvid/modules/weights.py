@@ -1,7 +1,7 @@
-"""Loading of weight files into the training module: each file fills the child with matching keys and shapes.
+"""Loading weight files into the training module: each file fills the child with matching keys and shapes.
 
-The keys of a file are those of its child, optionally with one common prefix: the child's name, pipe.NAME, model or
-module. A file may also contain the weights of the entire training module.
+A file has the same keys as its child, optionally with one common prefix: the child's name, pipe.NAME, model or module.
+A file may also contain the weights of the entire training module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WHOLE = "the whole training module"
 class Match:
     """Comparison of a file with a child.
 
-    - names: key in the file → name in the training module, for tensors of the same shape.
+    - names: maps each key in the file to a name in the training module, for tensors of the same shape.
     - missing: names in the training module that the file lacks.
     - unexpected: keys in the file that the child lacks.
     - other_shape: descriptions of the tensors whose shapes differ.
@@ -60,8 +60,9 @@ def load(
     ("" for the module).
 
     may_lack: children that the module may lack; None allows any child. Files of absent children are skipped.
-    Raises ConfigError before the first tensor changes if a file matches no child or several, or if a key is missing or
-    unexpected and `config` does not allow this. Raises ConfigError at the end if a parameter is still a meta tensor.
+    Raises ConfigError before the first tensor changes if a file matches no child or more than one, or if a key is
+    missing or unexpected and `config` does not allow this. Raises ConfigError at the end if a parameter is still a meta
+    tensor.
     """
     states = [read_state(source.files) for source in sources]
     went: dict[str, str] = {}
@@ -92,9 +93,9 @@ def choose(
     *,
     may_lack: Sequence[str] | None,
 ) -> Match | None:
-    """Return the match of a source with one child, or None if the source belongs to a model that the task does not use.
+    """Return the match between a source and one child, or None if the task does not use the source's model.
 
-    Raises ConfigError if the source matches no child or several.
+    Raises ConfigError if the source matches no child or more than one.
     """
     child, allowed = source.child, f"allowed: {child_names(module)}"
     if child is not None and part_of(module, child) is None:
@@ -186,9 +187,9 @@ def _shape(shape: torch.Size) -> str:
 
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy tensors into the module, converting them to the dtypes of the module.
+    """Copy tensors into the module, converting them to the module's dtypes.
 
-    Meta parameters are replaced with the tensors of the file, in the dtypes of the file.
+    Meta parameters are replaced with the file's tensors, which keep their dtypes.
     """
     empty = {
         name: one for name, one in module.named_parameters(remove_duplicate=False) if one.is_meta and name in tensors

@@ -12,7 +12,7 @@ from streamvid.storage.transport import Body, RequestError, Transport
 
 
 class FsspecTransport(Transport):
-    """Transport to `fsspec.filesystem(protocol)`. That file system splits large uploads itself.
+    """Transport to `fsspec.filesystem(protocol)`. The file system itself splits large uploads.
 
     If a version is requested, it is checked after the read. Responses contain no version, so parts of one large read
     may come from two versions.

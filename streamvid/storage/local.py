@@ -58,7 +58,7 @@ class LocalStore(Store):
                             f"{offset + len(buffer)}; the file is truncated or has changed; copy the file again"
                         )
                 if version and _state(path, os.fstat(descriptor)).version != version:
-                    raise StorageError(f"{self.url}: {path} changed after its version was read; run the command again")
+                    raise StorageError(f"{self.url}: {path} changed while it was in use; run the command again")
             finally:
                 os.close(descriptor)
 
@@ -132,7 +132,7 @@ def _create_exclusively(target: Path, data: bytes) -> bool:
 
 
 def write_reason(error: OSError) -> str:
-    """Return the reason for a file system error, with a remedy if the disk is full."""
+    """Return the reason for a file system error, including a remedy if the disk is full."""
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return f"{error.strerror or error}{'; free some space, then run the same command again' if is_full else ''}"
 
@@ -140,7 +140,7 @@ def write_reason(error: OSError) -> str:
 def fill(descriptor: int, offset: int, buffer: memoryview) -> int:
     """Fill a buffer from an offset in an open file.
 
-    Return the number of bytes read, which is smaller at the file's end.
+    Return the number of bytes read, which is less than the buffer's size if the file ends first.
     """
     done = 0
     while done < len(buffer) and (count := os.preadv(descriptor, [buffer[done:]], offset + done)):

@@ -17,7 +17,7 @@ MAX_RANGE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Options for object stores. They do not apply to local folders."""
+    """Options for object stores. Local folders ignore these options."""
 
     endpoint_url: str | None = option(
         None,
@@ -28,22 +28,24 @@ class StorageOptions:
     region: str | None = option(
         None, help="Region of the S3 bucket.", metavar="R", shown_default="AWS_REGION or ~/.aws/config"
     )
-    profile: str | None = option(None, help="Profile in AWS config files.", metavar="P", shown_default="AWS_PROFILE")
-    anon: bool = option(False, help="Read without keys.")
+    profile: str | None = option(
+        None, help="Profile in the AWS config files.", metavar="P", shown_default="AWS_PROFILE"
+    )
+    anon: bool = option(False, help="Read public buckets without access keys.")
     requester_pays: bool = option(False, help="Pay for reads from requester-pays buckets.")
     deadline_seconds: float = option(
-        50.0, help="Time limit for one read or write, including retries, in seconds.", flag="", maximum=86400
+        50.0, help="Time limit in seconds for one read or write, including retries.", flag="", maximum=86400
     )
-    connect_seconds: float = option(5.0, help="Time limit for connecting, in seconds.", flag="", maximum=86400)
+    connect_seconds: float = option(5.0, help="Time limit in seconds for connecting.", flag="", maximum=86400)
     stall_seconds: float = option(
-        10.0, help="Time without data after which a request is repeated, in seconds.", flag="", maximum=86400
+        10.0, help="Time in seconds without data after which a request is repeated.", flag="", maximum=86400
     )
     max_requests: int = option(
         128, help="Maximum number of concurrent requests per machine.", flag="", minimum=1, maximum=1 << 30
     )
     max_bytes_in_flight: int = option(
         2**30,
-        help="Maximum total size of pending responses per machine.",
+        help="Maximum total size of pending responses per machine, in bytes.",
         flag="",
         minimum=MAX_RANGE_BYTES,
         maximum=1 << 50,

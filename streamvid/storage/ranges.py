@@ -9,12 +9,12 @@ from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.storage.store import Ranges
 
 GAP_BYTES = 32 * 2**10
-"""Maximum gap within a request. It is larger than the gap between two clips of a tar, and smaller than a clip."""
+"""Maximum gap within a request. It is larger than the gap between two clips in a tar, and smaller than a clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """Request for the bytes in [start, end). pieces: (offset in the request, buffer) of each wanted part."""
+    """Request for the bytes in [start, end). pieces: (offset in the request, buffer) for each wanted part."""
 
     start: int
     end: int

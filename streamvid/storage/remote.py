@@ -1,4 +1,4 @@
-"""Store in an object store. It adds retries, versions and atomic writes to the single requests of transport.py.
+"""Store in an object store. It adds retries, versions and atomic writes to the single requests in transport.py.
 
 Each read or write has one deadline: transient failures are retried after increasing, jittered pauses until
 `deadline_seconds` have passed. The underlying libraries try only once.
@@ -41,7 +41,7 @@ _LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the time for a response to a wr
 
 
 class RemoteStore(Store):
-    """Store of the objects below `prefix` in a bucket. make: function that creates the transport of a process."""
+    """Store for the objects below `prefix` in a bucket. make: function that creates a transport in each process."""
 
     def __init__(self, url: str, prefix: str, options: StorageOptions, make: Callable[[], Transport]) -> None:
         self._url, self.options = url, options
@@ -288,7 +288,7 @@ class RemoteStore(Store):
     ) -> None:
         """Write an object in parts.
 
-        make: function that uploads a part, given the upload id and the number of the part, and returns it.
+        make: function that uploads a part, given the upload id and the part number, and returns the part.
         end: function that assembles the object, given the upload id and all parts."""
         upload = self._begin_parts(path, key)
         try:

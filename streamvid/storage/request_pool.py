@@ -78,7 +78,7 @@ class RequestPool:
                 self._condition.notify()
 
     def succeeded(self) -> None:
-        """Increase the limit by 1 until the limit is first halved, and by 1 / limit afterwards."""
+        """Raise the limit after a success: by 1 until it is first halved, and by 1 / limit afterwards."""
         with self._condition:
             step = 1.0 if self._is_growing_fast else 1.0 / self._limit
             self._limit = min(float(self._max_requests), self._limit + step)

@@ -1,4 +1,4 @@
-"""Statistics of requests to a store: counts for reports, and latencies that identify slow requests."""
+"""Statistics on requests to a store: counts for reports, and latencies that identify slow requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RequestStats:
         self._allowance = 1.0
 
     def count(self, seconds_lost: float = 0.0, **counts: int) -> None:
-        """Add the arguments to the fields of StoreStats that have the same names."""
+        """Add each argument to the StoreStats field with the same name."""
         with self._lock:
             self._counts.update(counts)
             self._seconds_lost += seconds_lost

@@ -43,7 +43,7 @@ def pause_seconds(num_failures: int, failure: Failure) -> float:
 
 @dataclass(frozen=True)
 class Engine:
-    """State that all requests of one process to a store share."""
+    """State shared by all requests that one process sends to a store."""
 
     transport: Transport
     pool: RequestPool
@@ -85,7 +85,7 @@ class Request:
 
     num_bytes: size of the request or response body.
     attempt: function that sends the request once, in a pool thread.
-    is_answered: True if a part of a response has arrived.
+    is_answered: True if part of a response has arrived.
     lock: lock that guards `is_done` and the buffers of a read.
     """
 
@@ -116,12 +116,12 @@ class _Event:
 
 
 class Operation:
-    """Group of requests that succeed or fail together. Its deadline is measured from when the transport is ready.
+    """Group of requests that succeed or fail together. The deadline is measured from the moment the transport is ready.
 
-    `run` raises a permanent RequestError at once. If no time remains for a retry, `run` raises the last transient
+    `run` raises a permanent RequestError immediately. If no time remains for a retry, `run` raises the last transient
     error.
 
-    extra_seconds: time after the deadline during which responses are still awaited, but no retry starts.
+    extra_seconds: time after the deadline during which the operation still waits for responses, but starts no retry.
     on_retry: function that is called before each retry with the error and the seconds since the start.
     """
 
@@ -202,7 +202,7 @@ class Operation:
         self._engine.pool.submit(one.num_bytes, lambda: self._request(one))
 
     def _hear(self, event: _Event) -> bool:
-        """Process an event. Return True if the request of the event has succeeded."""
+        """Process an event. Return True if the event's request has succeeded."""
         one, now = event.request, time.monotonic()
         one.num_active -= 1
         if event.error is not None:
@@ -282,7 +282,7 @@ class RangeRead(Operation):
     version = ""
 
     def fill(self, key: str, ranges: Sequence[RangeRequest], version: str) -> None:
-        """Fill the buffers of all ranges of the object `key`."""
+        """Fill the buffers of all `ranges` from the object `key`."""
         self._key, self.version = key, version
         self.run([Request(one.num_bytes, partial(self._fetch, one), may_hedge=True) for one in ranges])
 

@@ -1,4 +1,4 @@
-"""Interface of a store, and validation of paths in it."""
+"""Interface of a store, and validation of paths within a store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counts of this process's requests to a store so far. For local folders, all counts are 0.
+    """Statistics on this process's requests to a store so far. For local folders, all values are 0.
 
     num_requests: all requests sent.
     num_retries: requests sent again after a failure.
@@ -48,7 +48,7 @@ class StoreStats:
     num_bytes_written: total size of the files that were written.
     seconds_lost: total time from the first failure of each request until its success.
     p50_seconds, p99_seconds: latency percentiles of recent ranged reads, or 0.0 before the first read.
-    by_error: number of failed requests by cause.
+    by_error: maps each cause to the number of failed requests.
     """
 
     num_requests: int = 0
@@ -78,7 +78,7 @@ class Store(Protocol):
     """True if the store is a local disk, where joining neighboring reads gains nothing."""
 
     def disconnect(self) -> None:
-        """Close the connections of this process. Later calls open new connections."""
+        """Close this process's connections. Later calls open new connections."""
         return
 
     def state(self, path: str) -> FileState | None:
@@ -110,7 +110,10 @@ class Store(Protocol):
         ...
 
     def put(self, path: str, data: bytes | Path) -> None:
-        """Write a file atomically, replacing any existing file. If `data` is a path, that local file is moved."""
+        """Write a file atomically, replacing any existing file.
+
+        If `data` is a path, that local file is moved into the store.
+        """
         ...
 
     def create(self, path: str, data: bytes) -> bool:
@@ -118,10 +121,12 @@ class Store(Protocol):
         ...
 
     def copy(self, source: Store, path: str, name: str, num_bytes: int) -> bool:
-        """Copy the file `path` of another store to `name`. The store copies the bytes itself, so they are not verified.
+        """Copy the file `path` from another store to `name` in this store.
 
-        Return False if the two stores cannot do this, or if the file does not have `num_bytes` bytes. The caller must
-        then read and write the file.
+        The store copies the bytes itself, so they are not verified.
+
+        Return False if this store cannot copy from `source`, or if the file does not have `num_bytes` bytes. The caller
+        must then read and write the file.
         """
         return False
 
@@ -132,12 +137,12 @@ class Store(Protocol):
     def abort_uploads(self, folder: str = "") -> int:
         """Abort unfinished uploads below a folder, which are invisible but billed.
 
-        Return the number of these uploads.
+        Return the number of uploads that were aborted.
         """
         return 0
 
     def stats(self) -> StoreStats:
-        """Return statistics of this process's requests so far."""
+        """Return statistics on this process's requests so far."""
         return StoreStats()
 
 

@@ -38,14 +38,14 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes of a range of an object, and the object's version ("" if unknown)."""
+    """Bytes from one range of an object, and the object's version ("" if unknown)."""
 
     data: bytes | bytearray
     version: str = ""
 
 
 class Transport:
-    """Interface for requests to one bucket or an equivalent. Keys are relative to the root of the bucket.
+    """Interface for requests to one bucket or its equivalent. Keys are relative to the root of the bucket.
 
     On failure, methods raise RequestError. Any thread of the process that created the transport may call them.
     """
@@ -61,7 +61,7 @@ class Transport:
         raise NotImplementedError
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
-        """Return the bytes of a range. Raises RequestError if `version` is not "" and the object has another version.
+        """Return the bytes in a range. Raises RequestError if `version` is not "" and the object has another version.
 
         `is_wanted` is called only after the response has begun. After it has returned False, the read may end early,
         with any error or result.
@@ -73,18 +73,17 @@ class Transport:
         raise NotImplementedError
 
     def copies_from(self, source: Transport) -> bool:
-        """Return True if the store can copy objects of `source` by itself."""
+        """Return True if the store itself can copy objects from `source`."""
         return False
 
     def copy(self, source: Transport, source_key: str, version: str, key: str) -> None:
-        """Copy an object of `source`. Raises RequestError if the version of the object is not `version`."""
+        """Copy an object from `source` to `key`. Raises RequestError if the version of the object is not `version`."""
         raise NotImplementedError
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         """Return (page, following). The page lists objects whose keys begin with `prefix`, ordered by key.
 
-        The paths of the objects are whole keys. The second value is the argument `following` for the next page, or ""
-        after the last page.
+        Each path is a whole key. To get the next page, pass the returned `following`; it is "" after the last page.
         """
         raise NotImplementedError
 
@@ -106,13 +105,13 @@ class Transport:
         raise NotImplementedError
 
     def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
-        """Upload a part, and return its tag. number: number of the part, starting at 1."""
+        """Upload a part, and return its tag. number: part number, starting at 1."""
         raise NotImplementedError
 
     def copy_part(
         self, source: Transport, source_key: str, version: str, key: str, upload: str, number: int, start: int, end: int
     ) -> str:
-        """Create a part from bytes [start, end) of an object of `source`, as `copy` does.
+        """Create a part from bytes [start, end) of an object in `source`, as `copy` does.
 
         Return the tag of the part.
         """

@@ -1,7 +1,7 @@
-"""Index of a clip's packets, for decoding a window from part of the clip's bytes without its container.
+"""Index of a clip's packets, for decoding a window from part of the clip's bytes without the container.
 
 Packets are in decode order. They are grouped into segments: one starts at every key packet, and at every 32nd packet
-after it. A segment is the unit of reading and of checksums.
+after it. Segments are read as a whole, and each has a checksum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 KEY, SHOWN = 1, 2
-"""Bits of a packet's flags. KEY: decoding can start here. SHOWN: the packet is a displayed frame of the clip."""
+"""Flag bits of a packet. KEY: decoding can start at this packet. SHOWN: the packet is a displayed frame of the clip."""
 
 CHECKSUM_BYTES = 8
 _MAX_BYTES = 1 << 62  # the sum of two values fits in an int64
@@ -47,9 +47,9 @@ class PacketWindow:
     """Packets needed to decode a window of frames, and the byte range that they occupy in the clip.
 
     - first_byte, num_bytes: the byte range.
-    - pieces: (start, end, checksum) of each segment, with start and end relative to `first_byte`.
-    - packets: (n, 4) table with one row per packet: timestamp, offset from `first_byte`, size in bytes, and output slot
-      (-1 for none).
+    - pieces: (start, end, checksum) for each segment, with start and end relative to `first_byte`.
+    - packets: table of shape (n, 4) with one row per packet. The columns are the timestamp, the offset from
+      `first_byte`, the size in bytes, and the output slot (-1 for none).
     - key_time: timestamp of the first packet.
     """
 
@@ -62,11 +62,11 @@ class PacketWindow:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Facts:
-    """Facts derived from a clip's packets.
+    """Properties derived from a clip's packets.
 
     - segments: index of each packet's segment.
     - num_bytes: end offset of the last packet.
-    - lows, highs: start and end offset of each segment, in bytes.
+    - lows, highs: start and end offsets of each segment, in bytes.
     - is_sequential: True if every packet is a displayed frame, in ascending order of time.
     """
 
@@ -80,7 +80,7 @@ class Facts:
 def facts_of(
     times: Int64s, offsets: Int64s, sizes: Int64s, flags: npt.NDArray[np.uint8], edges: Int64s
 ) -> list[Facts | None]:
-    """Return facts about each of several clips, or None for a clip without packets or with invalid packets.
+    """Return the Facts for each of several clips, with None for a clip that has no packets or invalid packets.
 
     The arrays contain the packets of all clips. Clip i consists of packets edges[i] to edges[i + 1] (exclusive).
     """
@@ -110,12 +110,12 @@ def facts_of(
 
 @dataclass(frozen=True, eq=False)
 class ClipIndex:
-    """Index of all packets of a clip in decode order.
+    """Index of all packets in a clip, in decode order.
 
     - info: description of the stream.
     - times, offsets, sizes, flags: timestamp, offset and size in bytes, and flags (KEY, SHOWN) of each packet.
     - checksums: array of shape (number of segments, 8) with the first 8 bytes of the SHA-256 of each segment.
-    - facts: facts about these packets from `facts_of`; computed if omitted.
+    - facts: result of `facts_of` for these packets; computed if omitted.
     - time_base: seconds per tick of the timestamps; None if unknown.
 
     Raises DecodeError if the packets are invalid or the number of checksums is wrong.
@@ -199,7 +199,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return (first packet to decode, last packet to decode, packets of the frames `numbers`), all as indices.
+        """Return the indices (first packet to decode, last packet to decode, packets of the frames `numbers`).
 
         The indices in the third value are relative to the first packet to decode."""
         keys = np.flatnonzero(self.flags & KEY)

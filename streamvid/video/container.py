@@ -1,4 +1,4 @@
-"""Opening of untrusted media files. No other module opens media files.
+"""Opening untrusted media files. No other module opens media files.
 
 FFmpeg receives a reader without a name, never a path. It therefore cannot guess a format from the name, and no file can
 make it open another file. Only the containers and codecs of `Limits` are allowed; cover art does not count as video.
@@ -41,7 +41,7 @@ class FarFile(RangeFile):
     """Remote file that can skip byte ranges that are not needed."""
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
-        """Read the ranges `heads`. Afterwards, return zeros instead of all other unread bytes of the ranges `bodies`.
+        """Read the ranges in `heads`. Afterwards, return zeros for all other unread bytes in the ranges in `bodies`.
 
         Each range is a pair (start, end) of byte offsets."""
         raise NotImplementedError
@@ -70,7 +70,7 @@ _ADD_PICTURE = (
 
 
 class OnlyAudioError(ProbeError):
-    """Error of `open_video` for a file that has audio but no pictures."""
+    """Error that `open_video` raises for a file that has audio but no pictures."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(_ADD_PICTURE.format(kind=kind), kind="not-media")
@@ -223,7 +223,7 @@ def open_video(source: Source, limits: Limits) -> AbstractContextManager[VideoFi
 
 
 def open_audio(source: Source, limits: Limits) -> AbstractContextManager[VideoFile]:
-    """Open a file like `open_video`, to read its audio. Files without pictures are allowed."""
+    """Open a file to read its audio, as `open_video` does. Files without pictures are allowed."""
     return _opened(source, limits, needs_pictures=False)
 
 
@@ -280,8 +280,8 @@ def read_stream(container: InputContainer, stream: StreamT) -> Generator[Packet[
             yield from packets
         except IndexError:  # PyAV does not know streams that FFmpeg found while it read packets
             raise ProbeError(
-                "the file is damaged: a stream that its header does not declare begins in the middle; remux it "
-                "(ffmpeg -i IN -c copy OUT.mp4)",
+                "the file is damaged: a stream that its header does not declare begins in the middle of the file; "
+                "remux it (ffmpeg -i IN -c copy OUT.mp4)",
                 kind="damaged",
             ) from None
 
@@ -304,7 +304,7 @@ def _refuse_by_name(head: bytes, needs_pictures: bool) -> None:
 
 
 def _is_heif_still(head: bytes) -> bool:
-    """Return whether a file of the MP4 family is a still HEIF or AVIF image. head: its first bytes."""
+    """Return whether a file in the MP4 family is a still HEIF or AVIF image. head: its first bytes."""
     size = int.from_bytes(head[:4], "big") if head[4:8] == b"ftyp" else 0
     brands = {head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))}
     return head[8:12] in STILL_BRANDS and not brands & SEQUENCE_BRANDS
@@ -346,7 +346,7 @@ def _open_container(reader: _Nameless, limits: Limits, containers: Sequence[str]
 
 
 def _metadata_errors() -> dict[str, Any]:
-    """Return the arguments with which PyAV accepts metadata that is not UTF-8; PyAV 19 and later need none."""
+    """Return the arguments with which PyAV accepts metadata that is not UTF-8, or {} for PyAV 19 and later."""
     import av
 
     return {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
@@ -358,9 +358,10 @@ def _canonical(format_name: str) -> str:
 
 
 def _choose_stream(container: InputContainer, limits: Limits, needs_pictures: bool) -> VideoStream | None:
-    """Return the first video stream that is neither cover art nor a tile of a larger picture, if there is one.
+    """Return the first video stream that is neither cover art nor a tile of a larger picture.
 
-    Without such a stream, return None if the file has audio and pictures are not needed; otherwise, raise ProbeError.
+    If no such stream exists, return None if the file has audio and pictures are not needed; otherwise, raise
+    ProbeError.
     """
     from av.stream import Disposition
 

@@ -25,9 +25,9 @@ _BOTTOM, _TOP, _LEFT, _RIGHT, _WIDTH, _HEIGHT = 0x54AA, 0x54BB, 0x54CC, 0x54DD, 
 
 
 def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
-    """Return the margins of all streams, by stream ID in MOV and by video track number in Matroska.
+    """Return the margins of all streams. The keys are stream IDs in MOV, and video track numbers in Matroska.
 
-    The result is empty if finding the boxes would require more reads than in any real file.
+    The result is empty if finding the boxes would require more reads than any real file needs.
     """
     read_at = _limited(read_at)
     try:
@@ -41,7 +41,7 @@ def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
 
 
 class _Excessive(Exception):
-    """Error raised if finding the boxes would require more reads than in any real file."""
+    """Error raised if finding the boxes would require more reads than any real file needs."""
 
 
 def _limited(read_at: ReadAt) -> ReadAt:
@@ -98,7 +98,7 @@ def _of_items(read_at: ReadAt, start: int, end: int) -> Iterator[tuple[int, Marg
 
 
 def _links(data: bytes) -> Iterator[tuple[int, list[int]]]:
-    """Yield (item ID, property numbers) of an `ipma` box (ISO/IEC 23008-12, 9.3)."""
+    """Yield (item ID, property numbers) for each item in an `ipma` box (ISO/IEC 23008-12, 9.3)."""
     is_wide, (count,) = bool(data[3] & 1), struct.unpack_from(">I", data, 4)
     at, item_size = 8, 4 if data[0] else 2
     for _ in range(min(count, MAX_BOXES)):
@@ -157,7 +157,7 @@ def _of_video(read_at: ReadAt, start: int, end: int) -> Margins:
 
 
 def _elements(read_at: ReadAt, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (ID, offset of the contents, offset of the end) of EBML elements (RFC 8794)."""
+    """Yield (ID, offset of the contents, offset of the end) for each EBML element (RFC 8794)."""
     for _ in range(MAX_BOXES):
         if start >= end:
             return

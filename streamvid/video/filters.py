@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 Filters: TypeAlias = list[tuple[str, str]]
-"""(name, options) of FFmpeg filters, in the order in which frames pass through them."""
+"""(name, options) pairs of FFmpeg filters, in the order in which frames pass through them."""
 
 
 class FilterChain:
     """Chain of FFmpeg filters that returns one frame for each input frame.
 
-    frame: a frame with the size and pixel format of all inputs.
+    frame: any frame with the same size and pixel format as the inputs.
     matrix, color_range: color matrix and range of all inputs, as FFmpeg numbers.
     """
 

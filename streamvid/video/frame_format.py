@@ -79,8 +79,8 @@ class FrameFormat:
     def without(self, bars: Margins) -> FrameFormat:
         """Return the format with additional margins.
 
-        bars: margins of the displayed frame to add: (left, top, right, bottom), in pixels. Each resulting margin is
-            rounded up to an even number of pixels of the decoded frame.
+        bars: margins to add to the displayed frame: (left, top, right, bottom), in pixels. Each resulting margin is
+            rounded up to an even number of pixels in the decoded frame.
         """
         if not any(bars):
             return self
@@ -161,7 +161,7 @@ def _check_transfer(frame: VideoFrame, limits: Limits) -> None:
     if frame.color_trc in _HDR_TRANSFERS and not limits.allow_hdr:
         raise ProbeError(
             f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}); tone-map it to SDR first, for example with "
-            "FFmpeg's zscale and tonemap filters, or accept it with --hdr allow (the frames then look pale)",
+            "FFmpeg's zscale and tonemap filters, or accept it with --hdr allow (the frames then look washed out)",
             kind="hdr",
         )
 
@@ -214,8 +214,8 @@ def _orientation(frame: VideoFrame) -> tuple[bool, int]:
     ):
         degrees = round(math.degrees(math.atan2(b, a)))
         raise ProbeError(
-            f"the video's display matrix rotates it by {degrees} degrees or distorts it; only rotations by multiples "
-            "of 90 degrees and flips are supported; re-encode the video upright",
+            f"the video's display matrix rotates the picture by {degrees} degrees or distorts it; only rotations by "
+            "multiples of 90 degrees and flips are supported; re-encode the video upright",
             kind="picture",
         )
     return _ORIENTATIONS[signs]

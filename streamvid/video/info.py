@@ -1,4 +1,4 @@
-"""Facts that probing finds about a video or an image, as plain values that need neither PyAV nor numpy.
+"""Properties of a video or an image that probing finds, as plain values that need neither PyAV nor numpy.
 
 VideoInfo is flat on purpose: users read its fields by name, and most are columns of the samples index.
 """
@@ -11,7 +11,7 @@ from fractions import Fraction
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """Facts about one video or image, with frames counted from packets.
+    """Properties of one video or image. Frames are counted from packets.
 
     Frame number i, everywhere in streamvid, is the i-th smallest of `timestamps`.
 
@@ -32,7 +32,7 @@ class VideoInfo:
     - color_range: "limited" or "full".
     - is_color_guessed: True if the file declares no matrix. JPEG, WebP and VP8 are then BT.601 by definition; for other
       codecs, frames with a longer side of at least 1280 or a shorter side of at least 720 (as coded) count as BT.709,
-      and smaller ones as BT.601. An undeclared range is "limited", except for formats that are full by definition.
+      and smaller frames as BT.601. An undeclared range is "limited", except for formats that are full by definition.
     - has_centered_chroma: True if the codec sites 4:2:0 chroma samples at the center of their 2 x 2 pixels; False if
       they are at the left, midway between the rows.
     - keyframes: frame numbers of the key frames.

@@ -1,7 +1,7 @@
 """Limits on untrusted files: sizes, counts, formats and codecs.
 
 Without these limits, a file of a few hundred kilobytes can require gigabytes of memory. The lists contain FFmpeg's
-names of the allowed demuxers and decoders; all others are rejected before a byte is parsed.
+names of the allowed demuxers and decoders; all other formats are rejected before any byte is parsed.
 """
 
 from __future__ import annotations

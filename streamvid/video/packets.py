@@ -44,9 +44,9 @@ class PacketTable:
     - timestamps: presentation times of the displayed frames, ascending, in ticks of `time_base`; the index is the frame
       number.
     - ordinals: position of each frame's packet in decode order, indexed by frame number.
-    - keys: (timestamp, ordinal) of each key packet in decode order, including discarded packets; packets that the
+    - keys: (timestamp, ordinal) for each key packet in decode order, including discarded packets; packets that the
       container flags as key packets, but at which decoding cannot start, are left out (see entries.py).
-    - rows: (timestamp, byte position, size) of every packet in decode order, used to recognize packets.
+    - rows: (timestamp, byte position, size) for each packet in decode order, used to recognize packets.
     - reorder_depth: maximum number of frames that a decoder holds back to return frames in display order.
     - last_duration: duration of the last displayed frame, in ticks; 0 if unknown.
     - x264_core: version of x264 that wrote a stream that deviates from the standard; 0 for all other streams.
@@ -121,7 +121,7 @@ def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | 
 
 
 def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
-    """Yield the remaining packets of the demuxer, except empty ones, which would flush a decoder.
+    """Yield the remaining packets from the demuxer, except empty packets, which would flush a decoder.
 
     Packets of a container that stores only decode times receive presentation times (see reorder.py). Packets that
     contain one field each are joined into frames (see fields.py).
@@ -180,7 +180,7 @@ def _row(packet: Packet[VideoStream]) -> tuple[int | None, int | None, int]:
 
 
 def _refuse_png_bomb(packet: memoryview) -> None:
-    """Raise ProbeError if the text and color profiles of a PNG are unreasonably large when decompressed."""
+    """Raise ProbeError if the text and color profiles in a PNG are unreasonably large when decompressed."""
     left, at = _MAX_UNPACKED_MIB << 20, 8
     while at + 8 <= len(packet):
         num_bytes, kind = int.from_bytes(packet[at : at + 4], "big"), bytes(packet[at + 4 : at + 8])
@@ -202,7 +202,7 @@ def _refuse_png_bomb(packet: memoryview) -> None:
 
 
 def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = None) -> Iterator[VideoFrame]:
-    """Yield all frames of packets `first` to `stop` (exclusive) in decode order, from a fresh decoder.
+    """Yield all frames decoded from packets `first` to `stop` (exclusive) in decode order, from a fresh decoder.
 
     Raises ProbeError, with a message that begins with `problem`, if decoding fails.
     """

@@ -14,10 +14,10 @@ Accuracy = Literal["fast", "exact"]
 
 @dataclass(frozen=True, slots=True)
 class PictureFormat:
-    """Format of decoded pictures with the size (height, width).
+    """Format of decoded pictures of size (height, width).
 
-    pixels: "rgb24" for (H, W, 3) uint8; "yuv420p" for consecutive uint8 planes Y (H, W), U and V (H/2, W/2); "mask" for
-        (H, W) uint8 values (see MaskReader).
+    pixels: memory layout of uint8 values: "rgb24" has the shape (H, W, 3); "yuv420p" has consecutive planes Y, of shape
+        (H, W), and U and V, of shape (H/2, W/2); "mask" has the shape (H, W) (see MaskReader).
     accuracy: accuracy of RGB. "fast" is swscale's default, 1 to 3 levels too dark on average; "exact" has a bias below
         0.05 levels and respects the source's chroma siting.
 

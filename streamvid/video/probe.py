@@ -81,8 +81,8 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
             formats.add((frame.width, frame.height, frame.format.name))
     if tuple(shown) != table.timestamps:
         raise ProbeError(
-            f"the packets declare {len(table.timestamps)} frames and {len(shown)} frames can be decoded, but the "
-            f"timestamps of the two do not match (the file is damaged, or the writer of this {video.container_name} "
+            f"the packets declare {len(table.timestamps)} frames and {len(shown)} frames can be decoded, but their "
+            f"timestamps do not match (the file is damaged, or the writer of this {video.container_name} "
             f"file mixed up the timestamps); {remedy()}",
             kind="damaged",
         )

@@ -49,7 +49,7 @@ class Crop:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Conversion of decoded frames of one size and color format to RGB pictures. Created by `cover`.
+    """Conversion from decoded frames with one size and color format to RGB pictures. Created by `cover`.
 
     - source_width, source_height: size of the decoded frame.
     - crop_left, crop_top, crop_width, crop_height: crop box.
@@ -90,7 +90,7 @@ class Transform:
     def cover(cls, source: FrameFormat | VideoInfo, height: int, width: int, crop: Crop | None = None) -> Transform:
         """Return the transform from frames in the format of `source` to upright pictures of (height, width) pixels.
 
-        crop: the part to keep; None for the largest centered one.
+        crop: the part to keep; None to keep the largest centered part.
         """
         if height < 1 or width < 1:
             raise ConfigError(f"transform: the target is {width}x{height}; both sides must be at least 1")

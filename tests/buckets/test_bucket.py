@@ -53,9 +53,9 @@ def test_ids_and_json_read_back(num_frames: int, multiple: int, name: str, draw:
         ({"height": 10**9}, "height=1000000000"),
         ({"resolution": "256px"}, "set both"),
         ({"aspect_ratio": "16:9"}, "set both"),
-        ({"resolution": "../x", "aspect_ratio": "16:9"}, "not a resolution name"),
-        ({"resolution": "256px", "aspect_ratio": "16-9"}, "not a ratio"),
-        ({"resolution": "256px", "aspect_ratio": "0:9"}, "not a ratio"),
+        ({"resolution": "../x", "aspect_ratio": "16:9"}, "not a valid resolution name"),
+        ({"resolution": "256px", "aspect_ratio": "16-9"}, "not a valid ratio"),
+        ({"resolution": "256px", "aspect_ratio": "0:9"}, "not a valid ratio"),
         ({"resolution": 7, "aspect_ratio": "1:1"}, "must be a string"),
     ],
 )
@@ -81,8 +81,8 @@ def test_lists_of_buckets() -> None:
     [
         ("", "is empty"),
         (" , ", "is empty"),
-        ("832x480", "not a bucket name"),
-        ("832x480@0", "not a bucket name"),
+        ("832x480", "not a valid bucket name"),
+        ("832x480@0", "not a valid bucket name"),
         ("832x480@81,480x832@81,832x480-81f", "contains 832x480-81f more than once"),
         ("830x480@81", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
         ("832x481@81", "height=481 is not a multiple of 16; nearest allowed: 480 and 496"),

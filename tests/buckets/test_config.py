@@ -119,7 +119,7 @@ def test_open_sora_1_0_has_one_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bucket_config = {'256q': {1: (1.0, 4)}}", "resolution='256q' is not a resolution name"),
+        ("bucket_config = {'256q': {1: (1.0, 4)}}", "resolution='256q' is not a valid resolution name"),
         ("image_size = (256,)\nnum_frames = 16", "cannot read the buckets in"),
         ("bucket_config = " + "-" * 100_000 + "1", "cannot read the buckets in"),
         ("bucket_config = {'256px': {1, 2}}", "must contain frame counts"),
@@ -233,7 +233,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{bucket_config: {256px: {33: [0.0, 1]}}}', "every probability is 0"),
         ('{bucket_config: {256px_min: {33: [1.0, 1]}}}', "the suffix _min is unknown; use 256px, 256px_max"),
         ('{bucket_config: {"256px_ar7:5": {33: [1.0, 1]}}}', "256px has no ratio 7:5; available: 2.39:1"),
-        ('{bucket_config: {"256q": {33: [1.0, 1]}}}', "resolution='256q' is not a resolution name"),
+        ('{bucket_config: {"256q": {33: [1.0, 1]}}}', "resolution='256q' is not a valid resolution name"),
         ('{bucket_config: {512: {51: [9, [4, 12]]}}}', "probability=9: must be from 0 to 1; if this configuration is for"),
         ('{bucket_config: {512: {51: [null, 6]}}}', "probability=None is valid only for Open-Sora's evaluation"),
         ('{bucket_config: {512: {51: [1, 1]}}, ratios: {512: {"1:1": 512x512}, 512px: {"1:1": 512x512}}}', "two of these names"),
@@ -252,7 +252,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{resolution: [480p], num_frames: [17], min_ar: 90}', "480p has no ratio from min_ar=90"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"0.56": 854x480}}}', "write the height/width ratio 0.56 as '1:0.56'"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": 854x480}}}', "nearest allowed: 848 and 864"),
-        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": "854,480"}}}', "is not a size; write it as width"),
+        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": "854,480"}}}', "is not a valid size; write it as width"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_named(tmp_path: Path, text: str, message: str) -> None:

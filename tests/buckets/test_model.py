@@ -67,7 +67,7 @@ def test_the_rate_must_be_the_models() -> None:
     ("fields", "message"),
     [
         ({"name": ""}, "name=''"),
-        ({"frame_rule": "4k!"}, "frame_rule='4k!' is not a rule"),
+        ({"frame_rule": "4k!"}, "frame_rule='4k!' is not a valid rule"),
         ({"multiple": 0}, "multiple=0"),
         ({"vae_time": 0}, "vae_time=0: must be an integer from 1 to 256"),
         ({"patch_space": True}, "patch_space=True"),

@@ -171,7 +171,7 @@ def test_ratios_of_one_size_share_a_bucket() -> None:
         ("832x480@17", (17, 144, 176), False, "176x144 has less than 0.8 of .* video bucket, 399360 pixels .832x480."),
         ("832x480@17", (1, 480, 832), True, "is an image, but no bucket has 1 frame; add frame count 1"),
         ("832x480@1", (50, 480, 832), False, "is a video, but all buckets have 1 frame"),
-        ("832x480@17,416x240@49", (20, 240, 416), False, "has 20 frames of 416x240: .* has 49 frames"),
+        ("832x480@17,416x240@49", (20, 240, 416), False, "has 20 frames at 416x240: .* has 49 frames"),
     ],
 )
 def test_reasons(buckets: str, clip: tuple[int, int, int], is_image: bool, reason: str) -> None:

@@ -168,7 +168,7 @@ def test_pictures_at_another_rate_keep_the_speed_of_their_sound(
         ({"output": {"audio": {"sample_rate": RATE, "num_channels": 3}}}, "num_channels=3: must be one of 1, 2, 6, 8"),
         (
             {"output": {"audio": {"sample_rate": RATE, "rule": "1.5k"}}},
-            "rule='1.5k' is not a rule for audio sample counts",
+            "rule='1.5k' is not a valid rule for audio sample counts",
         ),
         ({"output": {"audio": {"preset": "ltx"}}}, "preset='ltx'"),
         ({"columns": ["audio"]}, "columns: 'audio' is the name of a standard field"),

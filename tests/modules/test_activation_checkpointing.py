@@ -133,7 +133,7 @@ def test_a_name_of_no_block_is_refused_with_those_there_are() -> None:
     )
     with pytest.raises(ConfigError, match=said):
         activation_checkpointing.wrap(modules.build(), ActivationCheckpointingConfig(blocks=("Block", "DiTBlock")))
-    with pytest.raises(ConfigError, match="no ModuleList of this module has more than one element"):
+    with pytest.raises(ConfigError, match="no ModuleList in this module has more than one element"):
         activation_checkpointing.wrap(
             nn.Sequential(nn.Linear(1, 1)), ActivationCheckpointingConfig(blocks=("DiTBlock",))
         )

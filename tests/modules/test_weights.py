@@ -365,7 +365,9 @@ def test_a_prefix_is_cut_where_it_stands_and_never_makes_two_names_one() -> None
     state = {"pipe.dit.a": torch.zeros(1), "refiner.pipe.dit.b": torch.ones(1)}
     assert saving.remove_prefix(state, "pipe.dit.").keys() == {"a", "refiner.pipe.dit.b"}
     assert saving.remove_prefix(state, "").keys() == state.keys()
-    with pytest.raises(ConfigError, match=r"without this prefix pipe\.dit\.a would have the name of another tensor"):
+    with pytest.raises(
+        ConfigError, match=r"without this prefix pipe\.dit\.a would have the same name as another tensor"
+    ):
         saving.remove_prefix({**state, "a": torch.zeros(1)}, "pipe.dit.")
 
 

@@ -175,7 +175,7 @@ def test_a_window_across_two_edits_is_refused_and_never_shows_what_they_hide() -
         assert (rgb(data) == frames[start : start + num_frames]).all()
     for verify in (False, True):
         with pytest.raises(
-            ProbeError, match="would show (.* frames instead of 10|its frames at other times than the source); use"
+            ProbeError, match="would show (.* frames instead of 10|its frames at different times than the source); use"
         ):
             cut(edited, 5, 10, verify=verify)
 

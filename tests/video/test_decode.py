@@ -149,7 +149,7 @@ def test_wrong_number_of_frames_is_an_error(clip: ClipFolder) -> None:
     [
         (np.zeros((4, 8, 8, 3), np.float32), "float32"),
         (np.zeros((4, 3, 8, 8), np.uint8), r"\(4, 3, 8, 8\)"),
-        (np.zeros((0, 8, 8, 3), np.uint8), "not be empty"),
+        (np.zeros((0, 8, 8, 3), np.uint8), "non-empty uint8 array"),
         (np.zeros((4, 8, 16, 3), np.uint8)[:, :, ::2], "C-contiguous"),
     ],
 )

@@ -197,7 +197,7 @@ def test_hdr_is_refused(tmp_path: Path) -> None:
 def test_a_turn_that_is_no_quarter_is_refused(clip: ClipFolder, tmp_path: Path) -> None:
     run_ffmpeg("-display_rotation", 45, "-i", clip("h264_open_gop.mp4"), "-c", "copy", tmp_path / "askew.mp4")
     with pytest.raises(
-        ProbeError, match="rotates it by -?45 degrees or distorts it; only rotations by multiples of 90"
+        ProbeError, match="rotates the picture by -?45 degrees or distorts it; only rotations by multiples of 90"
     ):
         probe(tmp_path / "askew.mp4")
 
@@ -225,5 +225,5 @@ def test_reordered_pictures_under_timestamps_in_storage_order_are_refused(clip: 
                 packet.stream = stream
                 packet.pts = packet.dts = packet.dts - first
                 target.mux(packet)
-    with pytest.raises(ProbeError, match="timestamps of the two do not match.*; re-encode the file"):
+    with pytest.raises(ProbeError, match="their timestamps do not match.*; re-encode the file"):
         probe(sink.getvalue())

@@ -1,4 +1,4 @@
-"""Rules for the number of audio samples of a bucket, in exact arithmetic, and the rules of published models."""
+"""Rules for the number of audio samples per bucket, in exact arithmetic, and the rules that published models use."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MAX_FACTOR = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SampleRule:
-    """Rule for the number of audio samples: the N = k * factor + remainder closest to the duration.
+    """Rule for the number of audio samples: the value of k * factor + remainder that is closest to the duration.
 
     The rule `exact` (1k) rounds the duration of the frames to whole samples. A grid such as `640k` yields a whole
-    number of latents of a model's audio encoder. If two counts are equally close, the larger one is used. Raises
+    number of latents from a model's audio encoder. If two counts are equally close, the larger one is used. Raises
     ConfigError for invalid values.
     """
 
@@ -35,7 +35,7 @@ class SampleRule:
 
     @classmethod
     def of(cls, text: SampleRule | str) -> SampleRule:
-        """Return a rule unchanged, or parse `exact` or text such as `640k+1`. Raises ConfigError for other text."""
+        """Return a rule unchanged, or parse text such as `exact` or `640k+1`. Raises ConfigError for invalid text."""
         if isinstance(text, SampleRule):
             return text
         if text == EXACT:
@@ -43,8 +43,8 @@ class SampleRule:
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None
         if match is None:
             raise ConfigError(
-                f"rule={text!r} is not a rule for audio sample counts; write 'exact', or a grid such as '640k' or "
-                "'800k+1'"
+                f"rule={text!r} is not a valid rule for audio sample counts; write 'exact', or a grid such as "
+                "'640k' or '800k+1'"
             )
         return cls(int(match[1]), int(match[2] or 0))
 
@@ -67,9 +67,9 @@ def round_half_up(value: Fraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AudioPreset:
-    """Audio format that a published model is trained with.
+    """Audio format on which a published model was trained.
 
-    source: origin of the numbers.
+    source: where the numbers come from.
     """
 
     sample_rate: int

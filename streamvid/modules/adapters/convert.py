@@ -28,7 +28,7 @@ _RENAMED: tuple[LoraFormat, ...] = ("diffsynth", "kohya", "comfyui")
 
 @dataclass(frozen=True)
 class ConvertedAdapters:
-    """Adapters in another format.
+    """Adapters that were converted to another format.
 
     num_layers: number of layers with adapters in the source file.
     """
@@ -38,11 +38,11 @@ class ConvertedAdapters:
 
 
 def convert_adapters(path: Path, format: LoraFormat, family: str | None = None) -> ConvertedAdapters:
-    """Read an adapter file of any format, and return its content in `format`.
+    """Read an adapter file in any supported format, and return its content in `format`.
 
-    family: name in FAMILIES; None detects it from the layers.
-    Raises ConfigError if the file contains anything but LoRA pairs, if the new names of its layers are unknown, or if
-    several families have these layers but name them differently.
+    family: name in FAMILIES; None detects the family from the layers.
+    Raises ConfigError if the file contains anything other than LoRA pairs, if the new names of its layers are unknown,
+    or if several families have these layers but name them differently.
     """
     found = read_adapters(path, "the file")
     adapters = {plain_layer(name): one for name, one in paired(found.tensors, found.scales, str(path)).items()}

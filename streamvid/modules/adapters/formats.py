@@ -1,4 +1,4 @@
-"""Formats of adapter files: what each calls a layer's tensors, and where it stores alpha.
+"""Adapter file formats: how each format names a layer's tensors, and where it stores alpha.
 
 For the layer `blocks.0.attn1.to_q` of diffusers' Wan, whose original name is `blocks.0.self_attn.q`, readers expect:
 
@@ -49,10 +49,10 @@ def encode_adapters(
     dropout: float = 0.0,
     family: str | None = None,
 ) -> EncodedAdapters:
-    """Return the file for adapters of one model, in `format`.
+    """Encode the adapters of one model as a file in `format`.
 
-    adapters: layer → adapter, under the names that the layers have in diffusers or in the original code. Names of known
-        families are converted to the names that the format uses; other names stay unchanged.
+    adapters: maps each layer's name, as in diffusers or in the original code, to its adapter. Names from known families
+        are converted to the names that the format uses; other names stay unchanged.
     base: dotted name of the model in the training module.
     dropout: dropout probability in training, for the metadata.
     family: see `original_names`.
@@ -103,7 +103,7 @@ def _kohya(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 def _config(adapters: Mapping[str, Adapter], dropout: float) -> dict[str, Any]:
     """Return peft's configuration.
 
-    The patterns of the configuration list the layers whose rank or alpha differs from that of most layers.
+    Its patterns list the layers whose rank or alpha differs from the most frequent one.
     """
     rank, alpha = _most(adapters)
     return {

@@ -1,4 +1,4 @@
-"""Adapters of layers. The adapters of several layers can be fused into that of one layer, and split again."""
+"""Adapters of layers. The adapters of several layers can be fused into one adapter, which can be split again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from streamvid.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Adapter of one layer. It adds alpha / rank · up @ down to the weight of the layer.
+    """Adapter of one layer. It adds alpha / rank · up @ down to the layer's weight.
 
-    down: tensor (rank, inputs, …), also called A.
-    up: tensor (outputs, rank, …), also called B.
+    down: tensor of shape (rank, inputs, …), also called A.
+    up: tensor of shape (outputs, rank, …), also called B.
     """
 
     down: Tensor
@@ -37,10 +37,10 @@ class Adapter:
 
 
 def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: str) -> dict[str, Adapter]:
-    """Return the adapters by layer.
+    """Pair the LoRA tensors of each layer, and return a mapping from layer names to adapters.
 
-    tensors: NAME.lora_A.weight and NAME.lora_B.weight of each layer.
-    scales: layer → alpha / rank.
+    tensors: NAME.lora_A.weight and NAME.lora_B.weight for each layer.
+    scales: maps each layer name to alpha / rank.
     where: description of the file, for errors.
     """
     found: dict[str, Adapter] = {}
@@ -50,7 +50,7 @@ def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: st
         if part not in ("lora_A", "lora_B") or down is None or up is None:
             raise ConfigError(
                 f"{where} contains {key}, which does not belong to a pair of LoRA tensors; allowed: lora_A and lora_B "
-                "(or lora_down and lora_up) of each layer, and alpha"
+                "(or lora_down and lora_up) for each layer, and alpha"
             )
         if down.ndim < 2 or up.ndim < 2 or up.shape[1] != down.shape[0]:
             raise ConfigError(
@@ -62,7 +62,7 @@ def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: st
 
 
 def unpaired(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
-    """Return the tensors of adapters under the names that `paired` reads."""
+    """Return adapter tensors under the names that `paired` reads."""
     found: dict[str, Tensor] = {}
     for layer, adapter in adapters.items():
         found |= {f"{layer}.lora_A.weight": adapter.down, f"{layer}.lora_B.weight": adapter.up}
@@ -70,11 +70,11 @@ def unpaired(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 
 
 def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
-    """Return the adapter of a layer that computes the concatenated outputs of several layers.
+    """Fuse the adapters of several layers into one adapter for a layer that computes the concatenated outputs.
 
-    parts: adapters of the layers in the order of their outputs; None for a layer without an adapter. At least one
-        layer must have an adapter.
-    shares: relative numbers of outputs.
+    parts: adapters of the layers in the order of their outputs; None for a layer without an adapter. At least one layer
+        must have an adapter.
+    shares: relative number of outputs per layer.
     If all down projections are equal, the result uses that projection. Otherwise, its rank is the sum of the ranks.
     """
     present = [part.scaled() for part in parts if part is not None]
@@ -95,7 +95,7 @@ def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
 
 
 def split(adapter: Adapter, shares: Sequence[int], where: str) -> list[Adapter]:
-    """Return an adapter for each layer whose outputs a fused layer computes. All share the down projection."""
+    """Split the adapter of a fused layer into one per original layer. All of them share the down projection."""
     rows = adapter.up.shape[0]
     if rows % sum(shares):
         raise ConfigError(f"{where}: the adapter has {rows} outputs; allowed: a multiple of {sum(shares)}")

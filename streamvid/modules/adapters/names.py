@@ -23,7 +23,7 @@ class Rule:
 
     theirs: name in the original code.
     ours: names in diffusers; several layers if the original layer concatenates their outputs.
-    shares: relative numbers of outputs of `ours`.
+    shares: relative number of outputs per layer in `ours`.
     """
 
     theirs: str
@@ -33,7 +33,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Family:
-    """Layers of one family of models."""
+    """Layer names in one family of models."""
 
     name: str
     rules: tuple[Rule, ...]
@@ -47,7 +47,7 @@ class Family:
         return tuple(rule.theirs for rule in self.rules)
 
     def to_original(self, adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
-        """Return adapters of diffusers' layers under the original names. Every layer must be in the table."""
+        """Rename adapters from diffusers' layer names to the original names. Every layer must be in the table."""
         groups: dict[str, tuple[Rule, list[Adapter | None]]] = {}
         for layer, adapter in adapters.items():
             rule, place, numbers = next(self._found(layer))
@@ -59,7 +59,7 @@ class Family:
         }
 
     def to_diffusers(self, adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
-        """Return adapters of the original layers under diffusers' names. Every layer must be in the table."""
+        """Rename adapters from the original layer names to diffusers' names. Every layer must be in the table."""
         found: dict[str, Adapter] = {}
         for layer, adapter in adapters.items():
             rule = next(rule for rule in self.rules if _numbers(rule.theirs, layer) is not None)
@@ -81,8 +81,8 @@ def _rules(
 ) -> list[Rule]:
     """Return the rules for one kind of block.
 
-    table: original name → names in diffusers, separated by spaces.
-    sizes: original name → relative numbers of outputs, if they are not equal.
+    table: maps each original name to its names in diffusers, separated by spaces.
+    sizes: maps an original name to the relative number of outputs per layer, if these numbers differ.
     """
     found = []
     for theirs, ours in table.items():
@@ -203,7 +203,7 @@ _COMFY_PARTS = (
 
 
 def plain_layer(layer: str) -> str:
-    """Convert the name of a layer in ComfyUI to the layer's original name. Return any other name unchanged."""
+    """Convert a layer name in ComfyUI to the layer's original name. Return any other name unchanged."""
     if not layer.startswith(("double_blocks.", "single_blocks.")):
         return layer
     block, number, part = layer.split(".", 2)
@@ -215,9 +215,9 @@ def plain_layer(layer: str) -> str:
 
 
 def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
-    """Return adapters under the original names. Names of unknown families and original names stay unchanged.
+    """Rename adapters to the original names. Original names, and names from unknown families, stay unchanged.
 
-    family: name in FAMILIES; None detects it from the layers.
+    family: name in FAMILIES; None detects the family from the layers.
     Raises ConfigError if the layers match several families with different original names.
     """
     candidates = [one for one in _candidates(family) if _all_match(one.ours, adapters)]
@@ -231,7 +231,7 @@ def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -
 
 
 def diffusers_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
-    """Return adapters under diffusers' names. Names of unknown families and diffusers' names stay unchanged."""
+    """Rename adapters to diffusers' names. Diffusers' names, and names from unknown families, stay unchanged."""
     if any(_all_match(one.ours, adapters) for one in _candidates(family)):
         return dict(adapters)
     found = next((one for one in _candidates(family) if _all_match(one.theirs, adapters)), None)
@@ -239,7 +239,7 @@ def diffusers_names(adapters: Mapping[str, Adapter], family: str | None = None) 
 
 
 def require_known(layers: Collection[str], family: str | None, where: str) -> None:
-    """Raise ConfigError if a layer is in no table. The name of such a layer in another format is unknown."""
+    """Raise ConfigError if a layer is not in any table, because its names in other formats are then unknown."""
     for one in _candidates(family):
         if _all_match(one.ours, layers) or _all_match(one.theirs, layers):
             return
@@ -247,12 +247,12 @@ def require_known(layers: Collection[str], family: str | None, where: str) -> No
     strange = [layer for layer in layers if all(_numbers(name, layer) is None for name in known)] or list(layers)
     raise ConfigError(
         f"{where} has adapters on {some(strange)}, whose names in other formats are not known; allowed: layers of "
-        f"{', '.join(FAMILIES)}. Train without these layers, or export in the same format as that of the file"
+        f"{', '.join(FAMILIES)}. Train without these layers, or export in the format that the file already has"
     )
 
 
 def dotted(names: Iterable[str], layers: Iterable[str] = ()) -> dict[str, str]:
-    """Return the layer for each name that is written with underscores instead of dots. Unknown names stay unchanged.
+    """Map each name with underscores instead of dots to the layer's dotted name. Unknown names stay unchanged.
 
     layers: layers of the model. If empty, the layers of all families are recognized.
     """

@@ -1,4 +1,4 @@
-"""Reading of adapter files in all formats, each of which stores alpha in a different place."""
+"""Reader for adapter files in all formats. Each format stores alpha in a different place."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ _KOHYA_PREFIX = re.compile(r"lora_[a-z0-9]+_")
 class AdapterFile:
     """Adapters read from a file.
 
-    tensors: adapter tensors by their names in the model.
-    scales: layer name → factor of the layer's B @ A, which is alpha / rank, or 1 if the file does not state alpha.
+    tensors: maps names in the model to adapter tensors.
+    scales: maps each layer name to the factor that multiplies the layer's B @ A: alpha / rank, or 1 if the file does
+        not contain alpha.
     """
 
     tensors: dict[str, Tensor]
@@ -45,9 +46,9 @@ def read_adapters(path: Path, field: str, layers: Collection[str] = (), name: st
     """Read an adapter file.
 
     field: option that names the file, for messages.
-    layers: names of all parts of the model, if it is available. Original names are converted if the model uses
+    layers: names of all parts of the model, if the model is available. Original names are converted if the model uses
         diffusers names.
-    name: dotted name of the model in the training module; keys may begin with it.
+    name: dotted name of the model in the training module; keys in the file may begin with this name.
     Raises ConfigError if the file contains no adapters or its metadata is damaged.
     """
     state = {_theirs(key): tensor for key, tensor in read_state([path]).items()}
@@ -69,8 +70,8 @@ def read_adapters(path: Path, field: str, layers: Collection[str] = (), name: st
         scales = _scales(_facts(path), ranks, alphas, removed)
     except (ValueError, TypeError, AttributeError, ArithmeticError, re.error) as error:
         raise ConfigError(
-            f"{field} {path}: the adapter metadata (in its header or in {PEFT_CONFIG_FILE} next to it) is damaged "
-            f"({error}); copy the files again"
+            f"{field} {path}: the adapter metadata (in the file's header or in {PEFT_CONFIG_FILE} next to the file) is "
+            f"damaged ({error}); copy the files again"
         ) from None
     return _renamed(AdapterFile(tensors, scales), layers, f"{field} {path}")
 
@@ -86,7 +87,7 @@ def is_adapter(name: str) -> bool:
 
 
 def _renamed(found: AdapterFile, layers: Collection[str], where: str) -> AdapterFile:
-    """Convert original names to diffusers names if the model uses the latter."""
+    """Convert original names to diffusers names if the model uses diffusers names."""
     if not layers or all(_layer(key) in layers for key in found.tensors) or not all(map(is_adapter, found.tensors)):
         return found
     adapters = diffusers_names(paired(found.tensors, found.scales, where))
@@ -98,11 +99,11 @@ def _renamed(found: AdapterFile, layers: Collection[str], where: str) -> Adapter
 def _scales(
     facts: Mapping[str, Mapping[str, Any]], ranks: Mapping[str, int], alphas: Mapping[str, float], removed: str
 ) -> dict[str, float]:
-    """Return the factor of each layer's B @ A.
+    """Return a mapping from each layer name to the factor that multiplies the layer's B @ A.
 
     facts: result of `_facts`.
-    ranks: layer name → rank.
-    alphas: layer name → alpha, for layers with a separate alpha in the file.
+    ranks: maps each layer name to its rank.
+    alphas: maps layer names to alphas, for layers with a separate alpha in the file.
     removed: prefix that all of these layer names have in the file.
     """
     components = {layer: f"{removed}{layer}".partition(".")[0] for layer in ranks}
@@ -127,12 +128,12 @@ def _matching(pattern: object, layer: str) -> Any:
 
 
 def _theirs(key: str) -> str:
-    """Return peft's name for a key of an adapter file."""
+    """Return peft's name for a key in an adapter file."""
     return plain_name(key).replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B.")
 
 
 def _dotted(state: Mapping[str, Tensor], layers: Collection[str]) -> dict[str, Tensor]:
-    """Return kohya's tensors under the layers' dotted names. Names that match no layer stay unchanged."""
+    """Rename kohya's tensors to use the layers' dotted names. Names that match no layer stay unchanged."""
     keys = {key: key.partition(".") for key in state}
     plain = {theirs: _KOHYA_PREFIX.sub("", theirs, count=1) for theirs, _, _ in keys.values()}
     names = dotted(plain.values(), layers)
@@ -152,7 +153,7 @@ def _layer(key: str) -> str:
 
 
 def _facts(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the facts about adapters from the header of the file or from peft's adapter_config.json next to the file.
+    """Return the adapter metadata from the file's header or from peft's adapter_config.json next to the file.
 
     The keys are pipeline components, or only "" if the facts apply to the whole file.
     """

@@ -43,9 +43,9 @@ Fetch = Callable[[Ranges], None]
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Statistics of this process's reads through the cache, and the size of the cache folder.
+    """Statistics on this process's reads through the cache, and the size of the cache folder.
 
-    hits, bytes_from_cache: number of blocks read from the disk, and number of bytes that readers wanted from these
+    hits, bytes_from_cache: number of blocks read from the disk, and number of bytes that readers requested from these
         blocks.
     misses, bytes_fetched: number of blocks read from the store, and number of bytes received.
     evicted: number of blocks that this process removed to make room.
@@ -63,7 +63,7 @@ class CacheStats:
 
 @dataclass(slots=True)
 class _Process:
-    """State of the cache in one process. A forked child starts with a new state and a free lock."""
+    """Per-process state of the cache. A forked child starts with a new state and an unlocked lock."""
 
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -78,20 +78,20 @@ class _Process:
 
 
 class BlockCache:
-    """Folder of blocks with a size limit. Nothing is opened or created before the first read.
+    """Size-limited folder of cached blocks. Nothing is opened or created before the first read.
 
     Thread-safe and fork-safe. The constructor raises ConfigError if `max_bytes` is smaller than a block. The first read
     raises ConfigError if the folder is not a cache.
 
-    wait_seconds: time to wait for a block that another reader is fetching. Afterwards, this reader fetches the block,
-        too.
+    wait_seconds: time to wait for a block that another reader is fetching. Afterwards, this reader fetches the block
+        itself.
     """
 
     def __init__(self, folder: Path, max_bytes: int, *, wait_seconds: float = 10.0) -> None:
         if max_bytes < BLOCK_BYTES:
             raise ConfigError(
-                f"cache_bytes={max_bytes}: must be at least {BLOCK_BYTES}, the size of a block; use several GB, or "
-                "omit cache_dir and cache_bytes"
+                f"cache_bytes={max_bytes}: must be at least {BLOCK_BYTES} bytes, the size of one block; use several "
+                "GB, or omit cache_dir and cache_bytes"
             )
         self._folder = CacheFolder(Path(folder).absolute(), max_bytes)
         self._wait_seconds = wait_seconds
@@ -100,13 +100,13 @@ class BlockCache:
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
         """Fill every buffer with the bytes at its offset in the object.
 
-        Blocks that will be cached are held in memory as a whole.
+        Each block that will be cached is held in memory as a whole.
 
         name: SHA-256 of the whole object, as 64 hex digits.
         num_bytes: size of the object.
         fetch: function that reads the given ranges from the store. The ranges are whole blocks, or only the wanted
             bytes if the blocks cannot be stored. The function is called once for all missing blocks, and again only for
-            blocks that another reader failed to fetch. Errors of the function propagate.
+            blocks that another reader failed to fetch. Errors that the function raises propagate.
         """
         blocks = self._blocks(name, num_bytes, ranges)
         self._open()

@@ -5,10 +5,10 @@
                               /ab/<sha256>-<block>       a block; its mtime is the approximate time of its last use
                               /ab/<sha256>-<block>.part  a block in progress, locked by its writer
 
-The files are authoritative. The ledger stores their total size, so that it need not be recomputed. If its writer is
-killed, the total may be too high, but never too low, because bytes are added before a file grows and subtracted after
-it is removed. The files are recounted when a process starts, when the cache is full, once an hour, and after a reboot.
-A lock is released when its holder ends (host/lock.py).
+The files are authoritative. The ledger stores their total size, so that the total need not be recomputed. If the
+ledger's writer is killed, the total may be too high, but never too low, because bytes are added before a file grows and
+subtracted after it is removed. The files are recounted when a process starts, when the cache is full, once an hour, and
+after a reboot. A lock is released when its holder exits (host/lock.py).
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ _SLACK = 16  # a full cache frees an additional 1/16 of its size, so that files 
 
 @dataclass(slots=True, eq=False)
 class CacheBlock:
-    """Aligned part of an object.
+    """Block-aligned part of an object.
 
     pieces: wanted parts of the block, as (offset in the block, buffer) pairs.
-    lock: claim on the block, which permits the holder to write the block. The locked `.part` file becomes the block.
+    lock: claim on the block, which allows its holder to write the block. The locked `.part` file later becomes the
+        block.
     """
 
     path: str
@@ -76,7 +77,7 @@ class CacheBlock:
         return memoryview(bytearray(self.size))
 
     def release(self) -> None:
-        """Release the claim on the block, if there is one."""
+        """Release the claim on the block, if any."""
         lock, self.lock = self.lock, None
         if lock is not None:
             lock.release()
@@ -84,7 +85,7 @@ class CacheBlock:
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
-    """Folder of a cache. Methods raise OSError if the disk or a lock fails."""
+    """Cache folder on a local disk. Methods raise OSError if a disk operation or a lock fails."""
 
     folder: Path
     max_bytes: int
@@ -252,7 +253,7 @@ class CacheFolder:
         return evicted
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """Yield (last use, size in bytes, path) of each file in the cache. Remove `.part` files without a writer."""
+        """Yield (last use, size in bytes, path) for each file in the cache. Remove `.part` files without a writer."""
         now = time.time()
         for folder in os.scandir(self.root):
             if not re.fullmatch("[0-9a-f]{2}", folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -272,7 +273,9 @@ class CacheFolder:
 
 
 def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-    """Return the files in eviction order: first older files, shuffled, then the most recent quarter (at least four).
+    """Return the files in eviction order: first the older files, shuffled, then the most recently used quarter.
+
+    The most recently used quarter contains at least four files.
 
     storage/README.md compares this order with LRU.
     """
@@ -282,7 +285,7 @@ def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int,
 
 
 class _Ledger:
-    """Total size of all files in the cache. The ledger file is locked during each change."""
+    """Total size of all cached files, stored in a ledger file that is locked during each change."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -330,11 +333,11 @@ def _check_folder(path: str) -> None:
     """Raise NotADirectoryError if the folder that contains `path` is a symbolic link."""
     folder = os.path.dirname(path)  # noqa: PTH120
     if os.path.islink(folder):  # noqa: PTH114
-        raise NotADirectoryError(errno.ENOTDIR, "a folder of the cache is a symbolic link", folder)
+        raise NotADirectoryError(errno.ENOTDIR, "a folder in the cache is a symbolic link", folder)
 
 
 def _remove_dead(part: str) -> bool:
-    """Remove a `.part` file whose writer has ended. Return False if the file is locked or cannot be removed."""
+    """Remove a `.part` file whose writer has exited. Return False if the file is locked or cannot be removed."""
     try:
         with try_lock(part, _FILE_MODE) or contextlib.nullcontext() as lock:
             if lock is None:

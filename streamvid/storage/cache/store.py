@@ -14,9 +14,9 @@ Content = tuple[str, int]
 
 
 def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, is_again: bool = False) -> None:
-    """Read ranges of a file with known content, through the cache if the store has one.
+    """Read ranges of a file whose checksum is known, through the cache if the store has one.
 
-    is_again: True if an earlier read returned wrong bytes. The cached bytes are then dropped first.
+    is_again: True if an earlier read returned wrong bytes. If so, the cached bytes are dropped before the read.
     """
     if not isinstance(store, CachedStore):
         store.read_ranges(path, ranges)
@@ -27,9 +27,10 @@ def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, i
 
 
 class CachedStore(Store):
-    """Store that reads files with known content through `cache`, and other files directly from `store`.
+    """Store that reads files with known checksums through `cache`, and other files directly from `store`.
 
-    known: content of files by path. Cached bytes may be wrong, so readers verify them like bytes from a store.
+    known: maps the path of each such file to its SHA-256 and size. Cached bytes may be wrong, so readers verify them
+        like bytes from a store.
     """
 
     def __init__(self, store: Store, cache: BlockCache, known: Mapping[str, Content]) -> None:
@@ -70,7 +71,7 @@ class CachedStore(Store):
             self.read_content(path, self._known[path], ranges)
 
     def read_content(self, path: str, content: Content, ranges: Ranges) -> None:
-        """Read ranges of a file with known content through the cache."""
+        """Read ranges of a file through the cache. `content` identifies the bytes of the file."""
         try:
             self.cache.read_ranges(*content, ranges, partial(self._store.read_ranges, path))
         except ShortFileError:  # the file ends within a block, but may still contain the wanted bytes

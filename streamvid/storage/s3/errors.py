@@ -30,7 +30,7 @@ _HINTS = {
     "NoSuchBucket": "Check the bucket name and endpoint_url (AWS_ENDPOINT_URL)",
 }
 _EXPIRED_HINT = (
-    "Temporary keys have expired: set new ones with their AWS_SESSION_TOKEN, or use an IAM role or a profile that "
+    "Temporary keys have expired: set new keys and their AWS_SESSION_TOKEN, or use an IAM role or a profile that "
     "renews them"
 )
 _REGION_HINT = "The bucket is in another region: set region (AWS_REGION)"
@@ -46,7 +46,7 @@ def error_of_body(status: int, text: str, headers: Mapping[str, str], options: S
 
 
 def error_of_client(error: BaseException, options: StorageOptions) -> RequestError:
-    """Convert an error of s3fs or botocore to a RequestError. The original text is omitted: it may contain keys."""
+    """Convert an error from s3fs or botocore to a RequestError. The original text is omitted: it may contain keys."""
     if isinstance(error, RequestError):
         return error
     chain = [error, error.__cause__, error.__context__]
@@ -77,7 +77,7 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
 
 
 def connection_error(error: BaseException, when: str) -> RequestError:
-    """Convert the error of a broken connection to a RequestError.
+    """Convert a connection error to a RequestError.
 
     when: text that is appended to the cause, such as "while reading the response".
     """

@@ -32,8 +32,8 @@ class Connections:
     """Connections to one server, which are reused after a response is read to its end. Thread-safe.
 
     Each request is sent once. Raises OSError if a connection fails, and ValueError if the response is not HTTP. The
-    OSError is a TimeoutError if connecting takes longer than `connect_seconds`, or if no byte arrives or the headers do
-    not end within `stall_seconds`. The limit `stall_seconds` may be exceeded by a factor of two.
+    OSError is a TimeoutError if connecting takes longer than `connect_seconds`, or if no bytes arrive, or the headers
+    remain incomplete, for `stall_seconds`. The actual wait may be up to twice as long.
 
     tls: function that creates the TLS context. It is called for the first https connection.
     """
@@ -131,7 +131,10 @@ class _Connection:
         return not poll.poll(0)
 
     def until(self, mark: bytes, deadline: float) -> bytes:
-        """Return the bytes before `mark`. Raises TimeoutError after `deadline`, even if bytes keep arriving."""
+        """Read up to `mark`, and return the bytes before it.
+
+        Raises TimeoutError after `deadline`, even if bytes keep arriving.
+        """
         while (end := self._ahead.find(mark)) < 0:
             if len(self._ahead) > _MAX_HEAD_BYTES:
                 raise ValueError("the headers of a response are too long")
@@ -200,7 +203,7 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """This response itself. Callers read the body from `raw`, as in responses of botocore.
+        """This response itself. Callers read the body from `raw`, as with botocore responses.
 
         This is a property, because an attribute would create a reference cycle.
         """

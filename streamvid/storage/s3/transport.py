@@ -32,7 +32,10 @@ _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
 class S3Transport(Transport):
-    """Transport to one bucket. Create each transport in the process that uses it. It connects at the first request."""
+    """Transport to one bucket. Create each transport in the process that uses it.
+
+    The transport connects at the first request.
+    """
 
     part_bytes = _PART_BYTES
 
@@ -279,21 +282,22 @@ class S3Transport(Transport):
 
 
 def _place(options: StorageOptions) -> tuple[object, ...]:
-    """Return the settings that determine the server and the access keys of requests."""
+    """Return the settings that determine which server and access keys are used."""
     return options.endpoint_url, options.region, options.profile, options.anon
 
 
 def _copied(source: Transport, key: str, version: str) -> dict[str, object]:
-    """Return the arguments of a copy request that specify its source."""
+    """Return the arguments that specify the source in a copy request."""
     assert isinstance(source, S3Transport)
     condition = {"CopySourceIfMatch": f'"{version}"'} if version else {}
     return {"CopySource": {"Bucket": source._bucket, "Key": key}, **condition}
 
 
 class _Signer:
-    """Signer of GET requests for the objects of a bucket.
+    """Signer for GET requests to the objects in a bucket.
 
-    A signature does not cover the range or the condition of a request, so it is reused for all reads of an object.
+    A signature covers neither the byte range nor the version condition of a request, so one signature is reused for all
+    reads of an object.
     """
 
     def __init__(self, base: str, auth: Any, extra: Mapping[str, str]) -> None:
@@ -304,7 +308,7 @@ class _Signer:
 
     @classmethod
     def of(cls, filesystem: Any, bucket: str, options: StorageOptions) -> _Signer:
-        """Return a signer that uses the access keys that s3fs finds. Errors of s3fs and botocore propagate."""
+        """Return a signer that uses the access keys that s3fs finds. Errors from s3fs and botocore propagate."""
         from botocore.auth import S3SigV4Auth
         from fsspec.asyn import sync
 
@@ -329,7 +333,7 @@ class _Signer:
         return cls(base, S3SigV4Auth(found, "s3", region), extra)
 
     def headers(self, key: str) -> tuple[str, dict[str, str]]:
-        """Return the URL and the headers of a GET request for the object `key`."""
+        """Return the URL and headers for a GET request to the object `key`."""
         from botocore.awsrequest import AWSRequest
 
         url = self._base + quote(key, safe="/~")
@@ -393,7 +397,7 @@ def _session_class() -> Any:
     from aiobotocore.httpsession import AIOHTTPSession
 
     class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
-        """Session that never repeats a PUT, unlike aiohttp's own.
+        """Session that, unlike aiohttp's default session, never repeats a PUT.
 
         A repeated conditional PUT would look like a conflict.
         """
@@ -431,7 +435,7 @@ def _md5(data: bytes) -> str:
 
 
 def _sender(url: str, options: StorageOptions) -> Callable[[str, Mapping[str, str]], Any]:
-    """Return a function that sends GET requests to the server of `url`, directly or through the configured proxy."""
+    """Return a function that sends GET requests to the server in `url`, directly or through the configured proxy."""
     from botocore.awsrequest import AWSPreparedRequest
     from botocore.httpsession import URLLib3Session, create_urllib3_context, get_cert_path
     from botocore.utils import get_environ_proxies

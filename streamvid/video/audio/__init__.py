@@ -1,1 +1,1 @@
-"""Audio of clips: selected samples at a requested rate, an index of packets, and facts. Exact to the sample."""
+"""Audio of clips, exact to the sample: windows at a requested rate, a packet index, and measured properties."""

@@ -1,6 +1,6 @@
 """Window of the timeline on which decoded pieces are drawn, and from which the delivered samples are computed.
 
-Times without audio stay silent. Where pieces overlap, the later one replaces the earlier.
+Times without audio stay silent. Where pieces overlap, the later piece replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MAX_VALUES = 1 << 28  # 1 GiB of float32
 
 @dataclass(frozen=True, slots=True)
 class AudioResult:
-    """Facts about a delivered window.
+    """Amount of audio in a delivered window.
 
     - is_present: True if the clip has audio within the window.
-    - num_present: number of delivered samples for which the clip has audio; the others are silent.
+    - num_present: number of delivered samples for which the clip has audio; all other samples are silent.
     """
 
     is_present: bool
@@ -35,25 +35,28 @@ NO_AUDIO = AudioResult(False, 0)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Range of a stream's samples, `first` to `stop` (exclusive), on which a window depends."""
+    """Range of a stream's samples that a window depends on, from `first` to `stop` (exclusive)."""
 
     first: int
     stop: int
 
 
 def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int) -> Span:
-    """Return the span at `in_rate` that determines `num_samples` delivered samples, starting at `first_sample`."""
+    """Return the span of source samples that determines `num_samples` delivered samples, starting at `first_sample`.
+
+    out_rate, in_rate: sample rates of the delivered samples and of the source.
+    """
     margin = reach(in_rate, out_rate)
     last = first_sample + num_samples - 1
     return Span(first_sample * in_rate // out_rate - margin, -(-last * in_rate // out_rate) + margin + 1)
 
 
 def check_out(out: Float32s, audio: AudioFormat) -> None:
-    """Raise ConfigError unless `out` is a non-empty, writeable float32 array of shape (channels, samples)."""
+    """Raise ConfigError unless `out` is a non-empty, writable float32 array of shape (channels, samples)."""
     if out.dtype != np.float32 or out.ndim != 2 or len(out) != audio.num_channels or not out.size:
         raise ConfigError(
-            f"out is {out.dtype} of shape {out.shape}; it must be float32 of shape ({audio.num_channels}, samples), "
-            "and must not be empty"
+            f"out has dtype {out.dtype} and shape {out.shape}; it must be a non-empty float32 array of shape "
+            f"({audio.num_channels}, samples)"
         )
     if not out.flags.writeable:
         raise ConfigError("out must be writable")
@@ -61,7 +64,10 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Layer:
-    """Decoded samples (channels, n) with one layout and rate, from position `start`. Only `span` is drawn on."""
+    """Decoded samples of shape (channels, n) with one layout and rate, starting at position `start`.
+
+    Pieces are drawn only within `span`.
+    """
 
     layout: str
     rate: int
@@ -76,7 +82,7 @@ class _Layer:
 
 
 class Canvas:
-    """Window of the delivered grid, starting at `first_sample`. `render` fills `out` (channels, samples).
+    """Window of the delivered grid, starting at `first_sample`. `render` fills `out`, of shape (channels, samples).
 
     Each layout and sample rate has a layer, on which decoded pieces are drawn unchanged. A layer that needs no
     conversion is `out` itself. Channels are mixed and rates are converted once per layer, because converting each piece
@@ -94,7 +100,10 @@ class Canvas:
         return int(self._out.shape[1])
 
     def draw(self, position: int, samples: Float32s, layout: str, rate: int) -> None:
-        """Draw samples (channels of `layout`, n). `position`: position of the first, in samples at `rate`."""
+        """Draw samples of shape (channels of `layout`, n).
+
+        position: position of the first sample, counted at `rate`.
+        """
         layer = self._layers.get((layout, rate, len(samples))) or self._add_layer(layout, rate, len(samples))
         begin, end = max(position, layer.span.first), min(position + samples.shape[1], layer.span.stop)
         if begin >= end:
@@ -129,7 +138,7 @@ class Canvas:
         self._present[max(0, low) : max(0, high)] = True
 
     def render(self) -> AudioResult:
-        """Add the converted layers to `out`, and return facts about the window."""
+        """Add the converted layers to `out`, and return the amount of audio in the window."""
         for layer in self._layers.values():
             if layer.samples is not self._out:
                 self._out += self._converted(layer)

@@ -1,4 +1,4 @@
-"""Audio codecs that may be decoded (SAFE-1), and what each needs in order to start in the middle of a stream."""
+"""Audio codecs that may be decoded (SAFE-1), and how decoding of each can start in the middle of a stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTAINER_CODECS = frozenset(
 )
 
 AUDIO_CODECS = INDEXED_CODECS | _CONTAINER_CODECS
-"""FFmpeg's names of the codecs that may be decoded (SAFE-1)."""
+"""FFmpeg's names for the codecs that may be decoded (SAFE-1)."""
 
 #: Codecs whose decoders return the encoder's samples. Windows of all others equal the whole track within a tolerance.
 EXACT_CODECS = PCM_CODECS | {"alac", "flac"}
@@ -58,7 +58,7 @@ _ESCAPE = 31  # object types such as xHE-AAC, whose packets depend on far earlie
 
 
 def preroll(codec: str, extradata: bytes, sample_rate: int) -> tuple[int, int]:
-    """Return the number of samples and of packets to decode before the first wanted packet.
+    """Return (number of samples, number of packets) to decode before the first wanted packet.
 
     sample_rate: sample rate of the decoded samples, in Hz.
     """

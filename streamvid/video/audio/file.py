@@ -1,4 +1,4 @@
-"""Decoding of a window of a file's audio through its container. This works for every file."""
+"""Decoding a window of a file's audio through the container. This works for every file."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def decode_audio_file(
     limits: Limits = LIMITS,
     zero: Fraction = Fraction(0),
 ) -> AudioResult:
-    """Decode a window of a file's audio into `out` (channels, samples), float32.
+    """Decode a window of a file's audio into `out`, a float32 array of shape (channels, samples).
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file.
     first_sample: the window's first sample on the delivered grid: sample k has the time k / audio.sample_rate on the
-        timeline of the file's video frames (see `first_sample_at`). It may be negative.
+        timeline of the file's video frames (see `first_sample_at`). The first sample may be negative.
     zero: time on that timeline at which the grid begins, rounded to a sample of the file; for example, the result of
         `own_zero`.
 

@@ -1,4 +1,4 @@
-"""Samples of PyAV's audio frames, and filter graphs that audio passes through.
+"""Conversion between PyAV's audio frames and arrays of samples, and filter graphs for audio.
 
 This module avoids two defects of PyAV 17 and 18 that crash the process. PyAV counts the planes of a frame by reading
 until a null pointer, which fails for planar frames of 8 and more channels; arrays are therefore exchanged in packed
@@ -49,7 +49,7 @@ def check_layout(layout: AudioLayout) -> None:
 
 
 def samples_of(frame: AudioFrame) -> Float32s:
-    """Return the samples of a frame as (channels, n) float32; integers are divided by 2^(bits - 1)."""
+    """Return a frame's samples as a float32 array of shape (channels, n). Integers are divided by 2^(bits - 1)."""
     from av.audio.resampler import AudioResampler
 
     name, channels = frame.format.name, frame.layout.nb_channels
@@ -75,7 +75,7 @@ def samples_of(frame: AudioFrame) -> Float32s:
 
 
 def frame_of(samples: Float32s, layout: str, sample_rate: int) -> AudioFrame:
-    """Return a packed float frame with the samples (channels, n)."""
+    """Return a packed float frame with `samples`, an array of shape (channels, n)."""
     from av.audio.frame import AudioFrame
 
     packed = np.ascontiguousarray(samples.T, np.float32).reshape(1, -1)
@@ -87,9 +87,9 @@ def frame_of(samples: Float32s, layout: str, sample_rate: int) -> AudioFrame:
 class AudioChain:
     """Chain of FFmpeg filters for packed float audio.
 
-    filters: (name, options) of each filter.
+    filters: (name, options) pairs, one per filter.
     layout, sample_rate: channel layout and sample rate of the input.
-    out_layout: channel layout of the output, if it differs from that of the input.
+    out_layout: channel layout of the output, if it differs from the input's layout.
     """
 
     def __init__(self, filters: Filters, layout: str, sample_rate: int, out_layout: str = "") -> None:
@@ -113,7 +113,10 @@ class AudioChain:
         self._graph = graph
 
     def run(self, samples: Float32s | None) -> list[AudioFrame]:
-        """Filter the next samples (channels, n), and return the frames that are ready. None ends the input."""
+        """Filter the next samples, of shape (channels, n), and return the frames that are ready.
+
+        None ends the input.
+        """
         import av
 
         frame = None

@@ -15,10 +15,10 @@ MIN_RATE, MAX_RATE = 1000, 768_000
 """Allowed sample rates, in Hz. libswresample is exact up to the maximum."""
 
 MIN_SPEED, MAX_SPEED = 0.5, 32
-"""Speeds to which audio can be stretched."""
+"""Minimum and maximum speed factors for stretching audio."""
 
 MAX_CHANNELS = 64
-"""Maximum number of channels of a stream."""
+"""Maximum number of channels in a stream."""
 
 #: Channels of the delivered audio → FFmpeg's name of their layout.
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
@@ -28,8 +28,8 @@ LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
 class AudioFormat:
     """Format of delivered audio.
 
-    - sample_rate: in Hz, 1000 to 768000.
-    - num_channels: 1 (mono), 2 (stereo), 6 (5.1) or 8 (7.1), in FFmpeg's order of channels.
+    - sample_rate: sample rate in Hz, from 1000 to 768000.
+    - num_channels: 1 (mono), 2 (stereo), 6 (5.1) or 8 (7.1), in FFmpeg's channel order.
     """
 
     sample_rate: int
@@ -54,7 +54,7 @@ def first_sample_at(seconds: Fraction, sample_rate: int) -> int:
 
 
 def offset_seconds(seconds: Fraction, first_sample: int, sample_rate: int) -> float:
-    """Return the time of a window's first sample minus the start of the window, in seconds.
+    """Return the time from the start of a window to its first sample, in seconds; negative if the sample is earlier.
 
     The result is at most half a sample's duration in either direction if `first_sample` is the result of
     `first_sample_at`.

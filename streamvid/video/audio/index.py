@@ -1,7 +1,7 @@
-"""Index of a clip's audio packets, for decoding a window from part of the clip's bytes without its container.
+"""Index of a clip's audio packets, for decoding a window from part of the clip's bytes without the container.
 
-Packets are in decode order. A segment is a run of up to 32 packets that are stored next to each other; it is the unit
-of reading and of checksums.
+Packets are in decode order. A segment is a run of up to 32 packets that are stored next to each other. Segments are
+read as a whole, and each has a checksum.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class AudioPackets:
     """Packets needed to decode a window of audio, and the byte range that they occupy in the clip.
 
     - first_byte, num_bytes: the byte range; num_bytes is 0 if the clip has no audio in the window.
-    - pieces: (start, end, checksum) of each segment, with start and end relative to `first_byte`.
-    - packets: (n, 5) table with one row per packet. The columns are the position of the first kept sample (at the
-      stream's rate), the offset from `first_byte`, the size in bytes, the number of samples to cut from the start, and
-      the number of samples to keep (0 if the packet is decoded only because later packets depend on it).
+    - pieces: (start, end, checksum) for each segment, with start and end relative to `first_byte`.
+    - packets: table of shape (n, 5) with one row per packet. The columns are the position of the first kept sample (at
+      the stream's rate), the offset from `first_byte`, the size in bytes, the number of samples to cut from the start,
+      and the number of samples to keep (0 if the packet is decoded only because later packets depend on it).
     """
 
     first_byte: int
@@ -59,13 +59,13 @@ NO_PACKETS = AudioPackets(0, 0, (), np.zeros((0, 5), np.int64))
 
 @dataclass(frozen=True, eq=False)
 class AudioIndex:
-    """Index of all audio packets of a clip in decode order.
+    """Index of all audio packets in a clip, in decode order.
 
     - info: description of the stream.
     - positions: timeline position of each packet's first kept sample, in samples at `info.sample_rate`.
     - offsets, sizes: offset and size of each packet in the clip, in bytes.
     - heads, counts: number of decoded samples to cut from the start of each packet, and number of samples to keep after
-      these.
+      the cut.
     - checksums: array of shape (number of segments, 8) with the first 8 bytes of the SHA-256 of each segment.
 
     Raises DecodeError if the packets are invalid or the number of checksums is wrong.
@@ -89,11 +89,11 @@ class AudioIndex:
 
     @cached_property
     def _edges(self) -> Int64s:
-        """Ordinals of the first packets of all segments, followed by the number of packets."""
+        """Ordinal of the first packet in each segment, followed by the number of packets."""
         return _segment_edges(self.offsets, self.sizes)
 
     def from_first_sample(self) -> AudioIndex:
-        """Return the index with positions relative to the first sample instead (see `own_zero`)."""
+        """Return the same index, with positions relative to its first sample (see `own_zero`)."""
         return replace(self, positions=self.positions - self.positions[int(np.argmax(self.counts > 0))])
 
     @property
@@ -102,7 +102,7 @@ class AudioIndex:
         return int((self.offsets + self.sizes).max())
 
     def window(self, first_sample: int, num_samples: int, sample_rate: int) -> AudioPackets:
-        """Return the packets needed to decode `num_samples` samples of the delivered grid, starting at `first_sample`.
+        """Return the packets needed to decode `num_samples` samples on the delivered grid, starting at `first_sample`.
 
         sample_rate: sample rate of the delivered grid, in Hz.
         """
@@ -124,7 +124,7 @@ class AudioIndex:
         return AudioPackets(low, high - low, pieces, packets)
 
     def _start(self, first: int) -> int:
-        """Return the packet at which decoding must start, so that packet `first` decodes correctly."""
+        """Return the packet at which decoding must start for packet `first` to decode correctly."""
         info = self.info
         num_samples, num_packets = preroll(info.codec, info.extradata, info.sample_rate)
         num_samples = num_samples if info.preroll is None else info.preroll
@@ -161,7 +161,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
     """Return an index of a clip's audio packets, or None if there is no audio or decoding requires the container.
 
     The container is required for packets that are not stored whole and unchanged in the file (transport streams), for
-    codecs whose decoders need more of the container, and if the sample rate or the codec header changes.
+    codecs whose decoders need more data from the container, and if the sample rate or the codec header changes.
     All audio is decoded once, because only decoding shows how many samples each packet contains.
 
     see: function that is called with each decoded piece (such as `FactsMeasure.add`), even if the result is None.

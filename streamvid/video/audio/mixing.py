@@ -1,7 +1,7 @@
-"""Mixing of channels by libswresample's matrices (ITU-R BS.775).
+"""Channel mixing with libswresample's matrices (ITU-R BS.775).
 
-The matrices are normalized as for integers, so that a mix of full-scale channels is not above full scale. A mono track
-fills both channels of stereo unchanged.
+The matrices are normalized as for integers, so that a mix of full-scale channels does not exceed full scale. A mono
+track is copied unchanged to both stereo channels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHUNK = 1 << 14  # larger arrays get fresh memory from the system, whose first 
 
 
 def mix(samples: Float32s, layout: str, num_channels: int) -> Float32s:
-    """Return `samples` (channels of `layout`, n) mixed to (num_channels, n)."""
+    """Mix `samples`, of shape (channels of `layout`, n), to an array of shape (num_channels, n)."""
     matrix = mixing_matrix(layout, len(samples), num_channels)
     if matrix is None:
         return samples
@@ -40,7 +40,7 @@ def _mix(samples: Float32s, matrix: Float32s, out: Float32s) -> None:
 
 @lru_cache(64)
 def mixing_matrix(layout: str, num_sources: int, num_channels: int) -> Float32s | None:
-    """Return the matrix (num_channels, num_sources), or None if no mixing is needed.
+    """Return the matrix, with shape (num_channels, num_sources), or None if no mixing is needed.
 
     Each column is libswresample's output for an input of 1 in a single channel.
     """

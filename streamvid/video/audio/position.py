@@ -1,9 +1,9 @@
 """Positions of decoded audio frames on the timeline, in samples of the stream's own rate.
 
-Sample n of a stream with rate r has the time n / r. Within a contiguous run, positions are counted, because most time
-bases are too coarse for samples (1 ms in Matroska and FLV) or have other ticks (90 kHz in transport streams). A new
-run begins where timestamps deviate permanently from the count, by more than rounding can explain. Timestamps that
-fluctuate around the count by up to 10 ms, as many recorders write them, do not split the audio.
+Sample n of a stream with rate r has the time n / r. Within a contiguous run, positions are found by counting samples,
+because most time bases are too coarse for samples (1 ms in Matroska and FLV) or have other ticks (90 kHz in transport
+streams). A new run begins where timestamps deviate permanently from the count, by more than rounding can explain.
+Timestamps that fluctuate around the count by up to 10 ms, as many recorders write them, do not split the audio.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DecodedFrame:
     - packet: ordinal of the packet after which the decoder returned the frame.
     - timestamp: timestamp of the first sample, in ticks; None if unknown.
     - head: number of samples to cut from the start of the frame (priming).
-    - stop: number of samples of the frame before the padding.
+    - stop: number of samples in the frame before the padding.
     """
 
     frame: AudioFrame
@@ -52,7 +52,8 @@ class DecodedFrame:
 def place_frames(frames: Iterable[DecodedFrame], time_base: Fraction, codec: str) -> Iterator[tuple[int, DecodedFrame]]:
     """Yield each frame with the position of its first sample, including priming.
 
-    time_base: seconds per tick of timestamps. Frames before the first timestamp are placed before it.
+    time_base: seconds per tick of timestamps. Frames at the start that have no timestamps are placed before the first
+        frame that has one.
     Raises ProbeError if no frame has a timestamp.
     """
     positions, waiting, num_waiting = _Positions(time_base, codec), list[DecodedFrame](), 0
@@ -151,9 +152,8 @@ class _Positions:
     def _start(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
         """Return the position of a run's first frame.
 
-        The position follows from the frame's own timestamp. The position is corrected by the median deviation of the
-        following frames if that deviation is at most 1.5 ticks but larger than the rounding of two timestamps can
-        explain.
+        The position is computed from the frame's own timestamp, and corrected by the median deviation of the following
+        frames if that deviation is at most 1.5 ticks but larger than the rounding of two timestamps can explain.
         """
         position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
         deviations = sorted(self._deviations(frame, position, following))

@@ -27,12 +27,12 @@ def phase_step(in_rate: int, out_rate: int) -> int:
 
 
 def reach(in_rate: int, out_rate: int) -> int:
-    """Return how many input samples before and after an output sample's time contribute to it."""
+    """Return how many input samples before and after the time of an output sample contribute to that sample."""
     return 0 if in_rate == out_rate else _num_taps(in_rate, out_rate) // 2 + 2
 
 
 def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
-    """Return `samples` (channels, n) resampled to `out_rate`. The first samples of input and output coincide.
+    """Resample `samples`, of shape (channels, n), to `out_rate`. The first samples of input and output coincide.
 
     Raises DecodeError if the rates need a filter of more than 64 MiB.
     """
@@ -50,9 +50,9 @@ def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
 
 
 def stretch(samples: Float32s, num_samples: int, sample_rate: int) -> Float32s:
-    """Return `samples` (channels, n) stretched in time to `num_samples` samples at the same pitch (FFmpeg's atempo).
+    """Stretch `samples`, of shape (channels, n), to `num_samples` samples at the same pitch (FFmpeg's atempo).
 
-    A sound in the result deviates by at most 1/12 s from its ideal time, or by at most 1/30 s if the result is at most
+    The result deviates from the ideal timing by at most 1/12 s, or by at most 1/30 s if the result is at most
     5 % longer than the input. Raises DecodeError unless the speed is between MIN_SPEED and MAX_SPEED.
     """
     speed = samples.shape[1] / num_samples

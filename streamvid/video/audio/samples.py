@@ -1,4 +1,4 @@
-"""Decoding of audio packets to samples with positions. Priming and padding are cut as the container declares."""
+"""Decoding audio packets to samples with positions. Priming and padding are cut as the container declares."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Piece:
     """Decoded samples of one frame, without priming and padding.
 
     - position: position of the first sample, in samples at `sample_rate` from the timeline's zero.
-    - samples: (channels, n) float32 array; integers are divided by 2^(bits - 1).
+    - samples: float32 array of shape (channels, n); integers are divided by 2^(bits - 1).
     - layout: FFmpeg's name for the channel layout.
     - packet: ordinal of the packet after which the decoder returned the frame.
-    - head, num_decoded: number of samples cut from the frame's start, and number of samples of the whole frame.
+    - head, num_decoded: number of samples cut from the frame's start, and number of samples in the whole frame.
     """
 
     position: int
@@ -148,7 +148,10 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
 
 
 def check_frames(frames: list[AudioFrame]) -> None:
-    """Raise ProbeError if a frame exceeds a limit or its channel order has no name. frames: all frames of a packet."""
+    """Raise ProbeError if a frame exceeds a limit or its channel order has no name.
+
+    frames: all frames from one packet.
+    """
     unnamed = [error for frame in frames if (error := _layout_error(frame)) is not None]
     if unnamed:
         raise unnamed[0]
@@ -158,8 +161,9 @@ def check_frames(frames: list[AudioFrame]) -> None:
             frame.samples * channels > _MAX_FRAME_VALUES
         ):
             raise ProbeError(
-                f"the audio has {channels} channels, {rate} Hz and {frame.samples} samples per frame; allowed are up "
-                f"to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} values per frame",
+                f"the audio has {channels} channels, a sample rate of {rate} Hz and {frame.samples} samples per frame; "
+                f"allowed are up to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} "
+                "values per frame",
                 kind="limit",
             )
 
@@ -174,7 +178,7 @@ def packet_of(data: memoryview) -> Packet[Any]:
 
 
 def _layout_error(frame: AudioFrame) -> ProbeError | None:
-    """Return the error of `check_layout`. All frames that a packet returns must be checked."""
+    """Return the error that `check_layout` raises for a frame, or None. Check every frame that a packet returns."""
     try:
         check_layout(frame.layout)
     except ProbeError as error:
@@ -183,7 +187,7 @@ def _layout_error(frame: AudioFrame) -> ProbeError | None:
 
 
 def declared_cut(data: Packet[Any] | AudioFrame) -> tuple[int, int] | None:
-    """Return how many samples to cut from the start and from the end of a packet or frame; None if not declared."""
+    """Return how many samples to cut from the start and end of a packet or frame, or None if this is not declared."""
     from av.packet import Packet
     from av.sidedata.sidedata import Type
 

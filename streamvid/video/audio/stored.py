@@ -1,4 +1,4 @@
-"""Decoding of windows of audio from the packets of indexed clips."""
+"""Decoding windows of audio from the packets of indexed clips."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from av.audio.layout import AudioLayout
     from av.packet import Packet
 
-_DAMAGED = "the data is damaged: a packet of the audio cannot be decoded to its samples"
+_DAMAGED = "the data is damaged: an audio packet cannot be decoded to the expected samples"
 _MAX_RUN = 1 << 12  # samples, which stay in the processor's caches
 _MAX_USUAL = 1 << 16  # samples of a frame of any number of channels that is within all limits
 
@@ -28,10 +28,10 @@ _MAX_USUAL = 1 << 16  # samples of a frame of any number of channels that is wit
 def decode_audio_packets(
     info: AudioStreamInfo, packets: Int64s, data: memoryview, first_sample: int, out: Float32s, audio: AudioFormat
 ) -> AudioResult:
-    """Decode the packets of `AudioIndex.window` into `out` (channels, samples), float32.
+    """Decode the packets from `AudioIndex.window` into `out`, a float32 array of shape (channels, samples).
 
     packets: field `packets` of the AudioPackets.
-    data: bytes of the clip in the byte range of the AudioPackets.
+    data: the clip's bytes in the byte range that the AudioPackets specify.
     first_sample: the window's first sample on the delivered grid, as passed to `window`.
 
     The result depends only on the arguments. Each call therefore opens a new decoder, which takes 0.02 to 0.4 ms: some
@@ -61,13 +61,16 @@ def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, da
 
 
 def _warm_up(decoder: AudioCodecContext, packet: Packet[Any]) -> None:
-    """Decode a packet before the window. Errors are ignored, because the packet may depend on missing packets."""
+    """Decode a packet that precedes the window.
+
+    Errors are ignored, because the packet may depend on missing packets.
+    """
     with suppress(ProbeError):
         decode_packet(decoder, packet)
 
 
 class _Run:
-    """Decoded frames of adjacent packets.
+    """Decoded frames from adjacent packets.
 
     All frames are drawn in one call, because one call per frame would be slow.
     """
@@ -80,7 +83,10 @@ class _Run:
         self._position = self._end = self._head = 0
 
     def add(self, frames: list[AudioFrame], position: int, head: int, count: int) -> None:
-        """Add the frames of a packet. Their first `head` samples are dropped, and the next `count` samples are kept."""
+        """Add the frames from a packet.
+
+        Their first `head` samples are dropped, and the next `count` samples are kept.
+        """
         num_decoded = 0
         for frame in frames:
             if frame.layout != self._layout or frame.format.name != self._form or frame.samples > _MAX_USUAL:
@@ -100,7 +106,7 @@ class _Run:
             self.draw()
 
     def _change_form(self, frames: list[AudioFrame]) -> None:
-        """Check that all frames of a packet have the same layout and sample format, and begin a run with them."""
+        """Check that all frames of a packet have the same layout and sample format, and begin a run for them."""
         self.draw()
         check_frames(frames)
         self._fifo, self._layout, self._form = self._new_fifo(), frames[0].layout, frames[0].format.name

@@ -23,7 +23,7 @@ MAX_EXTRADATA_BYTES = 1 << 16  # Vorbis stores its code books there
 
 @dataclass(frozen=True, slots=True)
 class AudioStreamInfo:
-    """Description of an audio stream. Its packets decode without a container.
+    """Description of an audio stream, with which its packets can be decoded without a container.
 
     - codec: FFmpeg's name for the codec.
     - extradata: the codec header as stored in the container.
@@ -80,7 +80,7 @@ def _to_json(info: AudioStreamInfo) -> str:
 
 
 def audio_stream(video: VideoFile) -> AudioStream | None:
-    """Return the file's default audio stream (FFmpeg's choice of the best stream), or None without audio.
+    """Return the file's default audio stream (FFmpeg's choice of the best stream), or None if there is no audio.
 
     The stream is set up for decoding. Raises ProbeError if its codec or its channel order is not allowed.
     """
@@ -119,8 +119,8 @@ def info_of(stream: AudioStream) -> AudioStreamInfo:
         )
     except DecodeError as error:
         raise ProbeError(
-            f"the audio has {layout.nb_channels} channels and {context.sample_rate} Hz; allowed are up to "
-            f"{MAX_CHANNELS} channels and {MIN_RATE} to {MAX_RATE} Hz",
+            f"the audio has {layout.nb_channels} channels and a sample rate of {context.sample_rate} Hz; allowed are "
+            f"up to {MAX_CHANNELS} channels and {MIN_RATE} to {MAX_RATE} Hz",
             kind="limit",
         ) from error
 
@@ -128,7 +128,7 @@ def info_of(stream: AudioStream) -> AudioStreamInfo:
 def stream_decoder(stream: AudioStream) -> AudioCodecContext:
     """Return a decoder for a stream.
 
-    For an indexed codec, the decoder is the same as that for packets without a container.
+    For an indexed codec, the decoder is set up as for packets without a container.
     """
     if stream.codec_context.codec.canonical_name not in INDEXED_CODECS:
         return stream.codec_context

@@ -15,7 +15,7 @@ from streamvid.video.limits import STORED_LIMITS, Limits
 
 @dataclass(frozen=True, slots=True)
 class Waveform:
-    """Largest amplitude (0 to 1) of any channel in each of several equal parts of a clip's duration."""
+    """Peak amplitude (0 to 1) across all channels, for each of several equal parts of a clip's duration."""
 
     codec: str
     sample_rate: int

@@ -1,4 +1,4 @@
-"""Reader of single bits, and of the start codes between parts of a stream."""
+"""Reader for single bits, and for the start codes between parts of a stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _HEAD_BYTES = 32
 
 
 class Bits:
-    """Reader of the first bits of `data`, most significant bit first.
+    """Reader for the first bits in `data`, most significant bit first.
 
     Bits past the end are read as 1, so that truncated data never looks like the header of an intra-coded picture.
     """
@@ -40,7 +40,7 @@ class Bits:
 
 
 def after(packet: memoryview, start_code: bytes) -> Bits:
-    """Return a reader of the bits after the first `start_code`. If there is no start code, all bits are read as 1."""
+    """Return a reader for the bits after the first `start_code`. If there is no start code, all bits are read as 1."""
     data = bytes(packet)
     at = data.find(start_code)
     return Bits(data[at + len(start_code) :] if at >= 0 else b"")

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 MAX_BOXES = 4096
-"""Maximum number of boxes that are read in a row."""
+"""Maximum number of consecutive boxes to read."""
 
 ReadAt: TypeAlias = Callable[[int, int], bytes]
-"""Function that returns up to `size` bytes from `offset` of a file: (offset, size) → bytes."""
+"""Function that takes (offset, size), and returns up to `size` bytes of a file, starting at `offset`."""
 
 Box: TypeAlias = tuple[bytes, int, int]
-"""(type, offset of the contents, offset of the end)."""
+"""Box, as (type, offset of the contents, offset of the end)."""
 
 
 def find_box(read_at: ReadAt, start: int, end: int, *path: bytes) -> Box | None:
-    """Return the first box at `path`, a list of box types, outermost first; None if there is none."""
+    """Return the first box at `path` (box types, outermost first), or None if no such box exists."""
     for kind, inner, inner_end in boxes(read_at, start, end):
         if kind == path[0]:
             return (kind, inner, inner_end) if len(path) == 1 else find_box(read_at, inner, inner_end, *path[1:])

@@ -51,7 +51,7 @@ def _is_hevc_entry(packet: memoryview, header: bytes) -> bool:
 def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether an MPEG-1 or MPEG-2 picture is intra-coded (ISO/IEC 13818-2, 6.2.3).
 
-    The start code is followed by 10 bits of temporal reference and 3 bits of coding type; 1 means intra.
+    The start code is followed by 10 bits of temporal reference and 3 bits of coding type, where 1 means intra.
     """
     return after(packet, b"\0\0\1\0").take(10, 3)[1] == 1
 

@@ -16,7 +16,7 @@ _HIGH_PROFILES = frozenset({100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 
 _X264 = bytes.fromhex("dc45e9bde6d948b7962cd820d923eeef")
 _X264_CORE = re.compile(rb"x264 - core ([0-9]{1,4})")
 LAST_DEVIATING_CORE = 150
-"""The last x264 core that deviates from the standard: up to 150 in 4:4:4, up to 33 in direct prediction."""
+"""Last x264 version that deviates from the standard: versions up to 150 in 4:4:4, up to 33 in direct prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Field:
 
 
 class FieldReader:
-    """Reader of the field headers of successive packets. Headers depend on the parameter sets of earlier packets."""
+    """Reader for the field headers in successive packets. Headers depend on the parameter sets of earlier packets."""
 
     def __init__(self, header: bytes) -> None:
         self._header = header
@@ -130,7 +130,7 @@ def _skip_scaling_list(bits: Bits, size: int) -> None:
 
 
 def _bits(unit: memoryview, max_bytes: int = _SLICE_BYTES) -> Bits:
-    """Return a reader of a NAL unit after its first byte, with emulation prevention bytes removed (7.4.1)."""
+    """Return a reader for a NAL unit after its first byte, with emulation prevention bytes removed (7.4.1)."""
     return Bits(bytes(unit[1:max_bytes]).replace(b"\0\0\3", b"\0\0"), max_bytes)
 
 
@@ -224,7 +224,7 @@ def _units_of_avcc(header: bytes) -> Iterator[memoryview]:
 
 
 def _message(messages: memoryview, wanted: int) -> bytes | None:
-    """Return the first message of type `wanted` in the payload of an SEI unit (7.3.2.3.1), or None if there is none."""
+    """Return the first message of type `wanted` in an SEI payload (7.3.2.3.1), or None if it is not found."""
     at = 0
     while at + 2 < len(messages):
         kind = size = 0

@@ -1,4 +1,4 @@
-"""Structure of image files: blocks of a GIF, and the compression of a TIFF."""
+"""Structure of image files: the blocks in a GIF, and the compression of a TIFF."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Readable(Protocol):
 
 
 def gif_blocks(file: _Readable) -> Iterator[bytes]:
-    """Yield the first byte of each block of a GIF, or of a part of a GIF (GIF89a, appendix B).
+    """Yield the first byte of each block in a GIF, or in part of a GIF (GIF89a, appendix B).
 
     The last item is the first byte that starts neither an extension nor an image, such as the trailer, or b"" at the
     end of the file.
@@ -47,7 +47,7 @@ def gif_blocks(file: _Readable) -> Iterator[bytes]:
 
 
 def tiff_compression(data: memoryview) -> int:
-    """Return the compression number of a TIFF's first picture (TIFF 6.0, sections 2 and 8), or 0 if none is found."""
+    """Return the compression number of a TIFF's first picture (TIFF 6.0, sections 2 and 8), or 0 if it is not found."""
     order = {b"II": "<", b"MM": ">"}.get(bytes(data[:2]))
     if order is None:
         return 0

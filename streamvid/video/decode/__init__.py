@@ -1,1 +1,1 @@
-"""Decoding of selected frames: from files, and from clips with a packet index."""
+"""Decoding selected frames from files, and from clips with a packet index."""

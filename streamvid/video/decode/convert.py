@@ -41,7 +41,9 @@ class PictureColor:
 
 
 class FrameConverter:
-    """Converter that turns frames in the format of `frame` into pictures as a Transform specifies. Alpha is dropped.
+    """Converter that turns frames in the format of `frame` into the pictures that a Transform specifies.
+
+    Alpha is dropped.
 
     color: color of yuv420p pictures, which keep the source's matrix and range.
     """
@@ -96,7 +98,10 @@ class FrameConverter:
         return bool(self._transform.scale_width % 2 or self._transform.scale_height % 2)
 
     def convert(self, frame: VideoFrame, memory: NDArray[np.uint8]) -> None:
-        """Convert `frame` into the buffer `memory`. Raises DecodeError if the frame size or pixel format changed."""
+        """Convert `frame` into the buffer `memory`.
+
+        Raises DecodeError if the frame size or pixel format has changed.
+        """
         height, width = self._picture.height, self._picture.width
         if self._mask is not None:
             np.copyto(memory.reshape(height, width), self._mask.values(frame))
@@ -119,7 +124,7 @@ class FrameConverter:
             np.copyto(memory.reshape(height, width, 3), self._pixels(planes[0], 3))
 
     def _pixels(self, plane: VideoPlane, depth: int, step: int = 1) -> NDArray[np.uint8]:
-        """Return a plane as an upright array: (h, w), or (h, w, depth) if each pixel has several bytes."""
+        """Return a plane as an upright array of shape (h, w), or (h, w, depth) if each pixel has several bytes."""
         height, width = self._transform.scale_height // step, self._transform.scale_width // step
         is_flat = depth == 1
         shape = (height, width) if is_flat else (height, width, depth)

@@ -1,4 +1,4 @@
-"""Decoding of selected frames of a video file, found by timestamp, into the caller's memory.
+"""Decoding selected frames of a video file, found by timestamp, into the caller's memory.
 
 This works for every file: it opens the container and reads all packets once. Clips whose packets are in a dataset's
 index are decoded by stored.py, which is faster and returns the same frames.
@@ -40,11 +40,13 @@ def decode_into(
     accuracy: Accuracy = "exact",
     limits: Limits = LIMITS,
 ) -> None:
-    """Decode len(out) frames into `out`: every `stride`-th frame in presentation order from frame number `start`.
+    """Decode len(out) frames into `out`, starting at frame number `start` and taking every `stride`-th frame.
+
+    Frames are counted in presentation order.
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file. An image is a video of one frame.
-    out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1. It receives upright RGB frames, scaled to cover (H,
-        W) and center-cropped (`Transform.cover`).
+    out: C-contiguous, writable uint8 array of shape (T, H, W, 3), with T >= 1. It receives upright RGB frames, scaled
+        to cover (H, W) and center-cropped (`Transform.cover`).
     accuracy: as in PictureFormat.
     num_frames: expected number of frames in the video; None to skip the check.
 
@@ -73,10 +75,10 @@ def decode_pictures(
 ) -> PictureColor:
     """Decode like `decode_into`, but in any picture format. Return the color of the pictures.
 
-    out: array (T, picture.num_bytes), uint8. Each row receives one picture.
+    out: uint8 array of shape (T, picture.num_bytes). Each row receives one picture.
     choose: function that selects frames from the packet table; `start` and `stride` are then ignored. It returns
         len(out) ascending frame numbers, which may repeat.
-    crop: part of each frame to keep; None for the largest centered one.
+    crop: part of each frame to keep; None to keep the largest centered part.
     """
     try:
         with open_video(source, limits) as video:
@@ -91,7 +93,7 @@ def decode_pictures(
 def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[3] != 3 or not out.size:
         raise ConfigError(
-            f"out is {out.dtype} of shape {out.shape}; it must be uint8 of shape (T, H, W, 3), and must not be empty"
+            f"out has dtype {out.dtype} and shape {out.shape}; it must be a non-empty uint8 array of shape (T, H, W, 3)"
         )
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ConfigError("out must be C-contiguous and writable")
@@ -133,9 +135,9 @@ def _decode_window(
 def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[[tuple[int, int]], _Result]) -> _Result:
     """Call `decode` with the (timestamp, ordinal) of the key packet at which to start, and return its result.
 
-    If `decode` raises an error, the previous key packet is tried, because the first may not be a true entry point. If
-    the second attempt fails too, the first error is raised. Raises DecodeError if `numbers` includes a frame beyond the
-    end of the video.
+    If `decode` raises an error, the previous key packet is tried, because the first key packet may not be a true entry
+    point. If the second attempt fails too, the first error is raised. Raises DecodeError if `numbers` includes a frame
+    beyond the end of the video.
     """
     if numbers[-1] >= len(table.timestamps):
         raise DecodeError(

@@ -33,7 +33,7 @@ def check_mask_format(pixel_format: str) -> None:
 
 
 class MaskReader:
-    """Reader that resamples the values of mask frames according to a Transform. All frames have the format of `frame`.
+    """Reader that resamples the values in mask frames according to a Transform. All frames have the format of `frame`.
 
     The value of a pixel is its palette index, its red channel if frames are RGB, and otherwise its luma from 0 to 255.
     Raises ProbeError for frames with more than 8 bits per value.
@@ -52,7 +52,10 @@ class MaskReader:
             self._chain = FilterChain(frame, filters, matrix=matrix, color_range=color_range)
 
     def values(self, frame: VideoFrame) -> NDArray[np.uint8]:
-        """Return the upright values (H, W) of a frame. Raises DecodeError if the frame size or pixel format changed."""
+        """Return a frame's values as an upright array of shape (H, W).
+
+        Raises DecodeError if the frame size or pixel format has changed.
+        """
         self._format.check(frame)
         if self._chain is not None:
             frame = self._chain.run(frame)
@@ -67,7 +70,7 @@ class MaskReader:
 def _nearest(first: int, size: int, num_values: int) -> NDArray[np.intp]:
     """Split `size` pixels, starting at `first`, into `num_values` equal parts.
 
-    Return the pixel nearest each part's center.
+    Return the pixel nearest to each part's center.
     """
     return first + (2 * np.arange(num_values) + 1) * size // (2 * num_values)
 

@@ -1,7 +1,7 @@
-"""Decoding of selected frames from the packets of an indexed clip, with decoders that stay open between clips.
+"""Decoding selected frames from the packets of an indexed clip, with decoders that stay open between clips.
 
-No container is opened or searched, because the index contains its description of the stream. Decoders, scalers and
-their pictures are kept per stream, so that no new memory is allocated in steady state.
+No container is opened or searched, because the index contains the container's description of the stream. Decoders,
+scalers and their pictures are kept per stream, so that no new memory is allocated in steady state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _KEPT_DECODERS = 32
 
 
 class StoredDecoder:
-    """Decoder for windows of indexed clips. It keeps the most recently used codecs open and is not thread-safe."""
+    """Decoder for windows of indexed clips.
+
+    The decoder keeps the most recently used codecs open, and is not thread-safe.
+    """
 
     def __init__(self, limits: Limits = STORED_LIMITS) -> None:
         self._limits = limits
@@ -53,14 +56,14 @@ class StoredDecoder:
         crop: Crop | None = None,
         num_threads: int = 1,
     ) -> PictureColor:
-        """Decode a PacketWindow's frames, one per row of `out` (T, picture.num_bytes). Return the pictures' color.
+        """Decode the frames of a PacketWindow into `out`, of shape (T, picture.num_bytes). Return the pictures' color.
 
-        A row to which no packet is assigned repeats the previous frame.
+        Each row receives one picture. A row to which no packet is assigned repeats the previous picture.
 
         packets, key_time: fields of the PacketWindow.
-        data: bytes of the clip in the byte range of the PacketWindow.
+        data: the clip's bytes in the byte range that the PacketWindow specifies.
         numbers: frame numbers in the clip, for messages.
-        crop: part of each frame to keep; None for the largest centered one.
+        crop: part of each frame to keep; None to keep the largest centered part.
 
         Raises DecodeError if a frame does not decode.
         """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SKIPPING_CODECS = frozenset({"h264", "mpeg4", "mpeg2video", "mpeg1video", "vp8"})
 
 Take = Callable[["VideoFrame", int], None]
-"""Called with each wanted frame and its slot, in the order in which frames are decoded."""
+"""Function that is called with each wanted frame and its slot, in the order in which frames are decoded."""
 
 
 def can_skip(codec: str, extradata: bytes) -> bool:
@@ -46,12 +46,12 @@ def decode_window(
     numbers: Sequence[int] | None,
     may_skip: bool,
 ) -> None:
-    """Decode packets until all wanted frames are found, and call `take` with each.
+    """Decode packets until all wanted frames are found, and call `take` with each wanted frame.
 
-    packets: pairs of a packet and a bool, which is True if the picture is wanted.
-    wanted: output slot of each wanted frame by timestamp.
+    packets: (packet, bool) pairs; the bool is True if the packet's picture is wanted.
+    wanted: maps the timestamp of each wanted frame to its output slot.
     key_time: timestamp of the key frame at which decoding starts.
-    numbers: frame number of each slot in the clip, for messages; None if unknown.
+    numbers: for messages, the number of each slot's frame within the clip; None if unknown.
     Raises DecodeError if a wanted frame does not decode or is damaged.
     """
     missing, to_feed = dict(wanted), len(wanted)
@@ -74,7 +74,7 @@ def decode_window(
 
 
 def repeat_frames(out: NDArray[np.uint8], slots: Sequence[int]) -> None:
-    """Copy the preceding frame into each slot of `out` that is not in `slots`, which are ascending from 0."""
+    """Copy the preceding frame into each slot of `out` that is not in `slots` (ascending, starting with 0)."""
     for slot, following in pairwise([*slots, len(out)]):
         out[slot + 1 : following] = out[slot]
 

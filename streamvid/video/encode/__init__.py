@@ -1,1 +1,1 @@
-"""Encoding of bucket-native clips and images, verified frame by frame."""
+"""Encoding bucket-native clips and images, which are verified frame by frame."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from av.packet import Packet
 
 Samples: TypeAlias = NDArray[np.float32]
-"""Samples of shape (channels, samples), from -1 to 1."""
+"""Array of shape (channels, samples), with values from -1 to 1."""
 
 _BLOCK_SECONDS = 20
 _LOSSLESS_FRAME = 4096
@@ -39,7 +39,7 @@ _FULL_SCALE = 1 << 15
 
 
 class AudioWindow:
-    """Audio samples of a source, starting at `first_time`, for the audio track of a clip.
+    """Audio samples from a source, starting at `first_time`, for a clip's audio track.
 
     first_time: presentation time of the clip's first frame, in seconds.
     seconds: duration of the clip.
@@ -66,11 +66,11 @@ class AudioWindow:
 
     @property
     def is_present(self) -> bool:
-        """True if the source has audio at any time of the window."""
+        """True if the source has audio at any time in the window."""
         return any(is_present for _, is_present in self.blocks())
 
     def blocks(self) -> Iterator[tuple[Samples, bool]]:
-        """Yield (samples, has_audio) for each block. has_audio: True if the source has audio at any time of the block.
+        """Yield (samples, has_audio) for each block. has_audio: True if the source has audio at any time in the block.
 
         Raises ProbeError of kind "audio" if the audio does not decode.
         """
@@ -83,7 +83,7 @@ class AudioWindow:
         yield self._only
 
     def blocks_of(self, source: Source, first_sample: int) -> Iterator[tuple[Samples, bool]]:
-        """Yield the audio of another source from `first_sample` on, in blocks of the same sizes as `blocks`."""
+        """Yield the audio of another source from `first_sample` on, in blocks of the same sizes as in `blocks`."""
         try:
             for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
                 yield samples, found.is_present
@@ -94,12 +94,13 @@ class AudioWindow:
 def find_window(
     source: Source, video: VideoFile, first_time: Fraction, timeline: Timeline, codec: MadeAudioCodec | None
 ) -> AudioWindow | None:
-    """Return the audio of a part of a video, or None if the video has no audio or `codec` is None.
+    """Return the audio for part of a video, or None if the video has no audio or `codec` is None.
 
     Audio in a codec that is not allowed is ignored. Raises ProbeError if the audio does not decode.
 
     video: the opened source.
-    first_time: presentation time of the clip's first frame. timeline: timeline of the clip's frames.
+    first_time: presentation time of the clip's first frame, in seconds.
+    timeline: timeline of the clip's frames.
     """
     if codec is None:
         return None
@@ -122,7 +123,7 @@ def track_format(stream: AudioStream, codec: MadeAudioCodec) -> AudioFormat:
 
 
 def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
-    """Return FFmpeg's options for the MP4 file of a clip. The flag bitexact omits dates and versions.
+    """Return FFmpeg's options for a clip's MP4 file. The flag bitexact omits dates and versions.
 
     The pictures begin at time 0 and are not reordered. Only the packets of an audio track may begin before time 0,
     because lossy decoders need some packets to start. An edit list hides the samples of these packets, and ends exactly
@@ -135,7 +136,7 @@ def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
 
 
 class AudioTrack:
-    """Audio track of an MP4 or QuickTime file. The bytes of the track depend only on the samples of the window."""
+    """Audio track of an MP4 or QuickTime file. The track's bytes depend only on the window's samples."""
 
     def __init__(self, container: OutputContainer, window: AudioWindow, codec: MadeAudioCodec | None = None) -> None:
         from av.codec.context import Flags
@@ -160,7 +161,7 @@ class AudioTrack:
         encoder.flags |= Flags.bitexact
 
     def write_until(self, seconds: Fraction | None) -> None:
-        """Write the packets that begin before the time `seconds` of the clip, or all packets if `seconds` is None."""
+        """Write the packets that begin before `seconds` on the clip's timeline, or all packets if `seconds` is None."""
         end = None if seconds is None else seconds * self._window.format.sample_rate
         while not self._is_ended and (end is None or not self._packets or cast("int", self._packets[-1].pts) < end):
             self._encode_frame()
@@ -215,7 +216,7 @@ def check_track(data: bytes, window: AudioWindow) -> None:
             is_right = is_alike(found, wanted, window.format.sample_rate)
         if not (is_right and is_present):
             raise DecodeError(
-                f"the audio of the written clip from second {second} onward differs from what was encoded; report "
+                f"the audio in the written clip from second {second} onward differs from what was encoded; report "
                 "this as a bug, and choose --audio-codec flac"
             )
         second += _BLOCK_SECONDS

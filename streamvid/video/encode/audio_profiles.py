@@ -1,4 +1,4 @@
-"""Codecs of the audio tracks of clips that are encoded or cut."""
+"""Codecs for the audio tracks of clips that are encoded or cut."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 AudioCodec: TypeAlias = Literal["opus", "aac", "flac"]
-"""Codec of the audio of native clips."""
+"""Audio codec for native clips."""
 MadeAudioCodec: TypeAlias = Literal["opus", "aac", "flac", "pcm_s16le"]
-"""Codec of the audio of any clip that is encoded or cut. QuickTime files hold PCM instead of FLAC."""
+"""Audio codec for any clip that is encoded or cut. QuickTime files contain PCM instead of FLAC."""
 DEFAULT_AUDIO_CODEC: AudioCodec = "aac"
 
 
@@ -19,7 +19,7 @@ class AudioProfile:
     sample_format: FFmpeg's name for the encoder's sample format.
     bits_per_second: bit rate per channel; None for a lossless codec.
     max_channels: maximum number of channels; sources with more channels are mixed down.
-    sample_rates: allowed sample rates in Hz, in descending order; () for all up to 192 kHz.
+    sample_rates: allowed sample rates in Hz, in descending order; () for all rates up to 192 kHz.
     options: (name, value) pairs for the encoder.
     """
 

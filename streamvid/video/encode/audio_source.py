@@ -1,4 +1,4 @@
-"""Reading of a long part of a file's audio in blocks, so that memory does not grow with it."""
+"""Reading a long part of a file's audio in blocks, so that memory use does not grow with its length."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def read_blocks(
 ) -> Iterator[tuple[Float32s, AudioResult]]:
     """Yield (samples, AudioResult) for each of several consecutive windows of a file's audio.
 
-    sizes: number of samples in each window. The samples have the shape (channels, size).
+    first_sample: first sample of the first window, as for `decode_audio_file`.
+    sizes: number of samples in each window. The yielded samples have the shape (channels, size).
 
-    first_sample: first sample of the first window, as for `decode_audio_file`. The position of an open file does not
-        change. The samples depend only on the file and the arguments. Decoding starts near the first window if there
-        are no gaps between packets and the container stores exact times;
-    otherwise, decoding starts at the beginning of the file.
+    The samples depend only on the file and the arguments, and the position of an open file does not change. Decoding
+    starts near the first window if there are no gaps between packets and the container stores exact times; otherwise,
+    it starts at the beginning of the file.
     Raises DecodeError if the audio does not decode or is not allowed.
     """
     try:
@@ -101,7 +101,7 @@ def _beside(source: Source) -> Source:
 
 
 class _Beside(RangeFile):
-    """Second reader of an open file, with its own position."""
+    """Second reader for an open file, with its own position."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         before = file.tell()

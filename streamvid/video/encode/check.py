@@ -54,9 +54,9 @@ class QualityMeter:
         self._pending[number] = _rows(picture, 0).copy()
 
     def take(self, number: int, packet: bytes) -> None:
-        """Measure the packet of frame `number`.
+        """Measure the quality of the packet for frame `number`.
 
-        Raises DecodeError if the packet decodes to another or a damaged frame.
+        Raises DecodeError if the packet decodes to a damaged frame or to a different frame.
         """
         import av
 
@@ -65,7 +65,10 @@ class QualityMeter:
         self._compare(data)
 
     def finish(self) -> float:
-        """Flush the decoder and return the PSNR of all luma, in decibels. Raises DecodeError if frames are missing."""
+        """Flush the decoder, and return the luma PSNR over all frames, in decibels.
+
+        Raises DecodeError if frames are missing.
+        """
         self._compare(None)
         if self._pending:
             raise DecodeError(f"the encoder lost frames {sorted(self._pending)[:8]} of the clip; report this as a bug")
@@ -147,7 +150,7 @@ def _make_decoder(name: str, header: bytes, height: int, width: int) -> VideoCod
 
 
 def _rows(frame: VideoFrame, number: int) -> NDArray[np.uint8]:
-    """Return a plane of an 8-bit picture as an array of (rows, bytes)."""
+    """Return a plane of an 8-bit picture as an array of shape (rows, bytes)."""
     plane = frame.planes[number]
     num_bytes = plane.width * (frame.format.padded_bits_per_pixel // 8 if len(frame.planes) == 1 else 1)
     return np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: plane.height, :num_bytes]

@@ -1,4 +1,4 @@
-"""Encoding of a source as a bucket-native clip or image: scaled and cropped once, cheap to decode, and verified.
+"""Encoding a source as a bucket-native clip or image: scaled and cropped once, cheap to decode, and verified.
 
 The encoder sees frames at one constant rate, so that neither its choices nor its header depend on the source's timing.
 Clips of one size have equal headers, and one open decoder serves them all. The muxer writes the true times.
@@ -65,7 +65,9 @@ def encode_clip(
     audio: MadeAudioCodec | None = None,
     limits: Limits = LIMITS,
 ) -> MadeClip:
-    """Encode frames `start` to `start + num_frames` (exclusive; None: to the end) at size (height, width).
+    """Encode frames `start` to `start + num_frames` (exclusive) of a source as pictures of size (height, width).
+
+    If `num_frames` is None, all frames from `start` on are encoded.
 
     source: as for `decode_into`.
     fps: frame rate of the clip; each frame is then the source frame nearest in time. None keeps the exact times of the
@@ -73,9 +75,9 @@ def encode_clip(
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
     is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
-    audio: codec of the clip's audio; None leaves it out. The track contains the source's audio from the first frame to
-        the end of the last, in mono if the source is, otherwise in stereo. If there is no audio in this time, there is
-        no track.
+    audio: codec for the clip's audio; None omits the audio. The track contains the source's audio from the first frame
+        to the end of the last: in mono if the source is mono, otherwise in stereo. If the source has no audio during
+        this time, the clip has no audio track.
     max_bytes: maximum size of a video clip. A larger clip is encoded again with a higher crf, until it fits or the
         codec's highest crf is reached.
 
@@ -160,7 +162,7 @@ def _encode_from(
     limits: Limits,
     key: tuple[int, int],
 ) -> tuple[bytes, float]:
-    """Encode the source, decoding from a key packet on. Return (bytes of the clip, PSNR of luma in decibels)."""
+    """Encode the source, decoding from a key packet on. Return (bytes of the clip, luma PSNR in decibels)."""
     numbers, written = timeline.numbers, 0
     made: list[tuple[Cover, ClipWriter]] = []
 
@@ -247,7 +249,7 @@ class ClipWriter:
         self._mux(self._stream.codec_context.encode(picture))
 
     def finish(self) -> float:
-        """Write the packets that the encoder held back, complete `data`, and return the PSNR of luma in decibels."""
+        """Write the packets that the encoder held back, complete `data`, and return the luma PSNR in decibels."""
         self._mux(self._stream.codec_context.encode(None))
         if self._track is not None:
             self._track.write_until(None)
@@ -282,7 +284,7 @@ def _encode_image(
 ) -> tuple[bytes, str, str, float]:
     """Encode a still image: a lossless PNG for the codec ffv1, otherwise a JPEG with quantizer 2 (BT.601, full range).
 
-    Return (contents, file extension, FFmpeg's name of the codec, PSNR of luma in decibels).
+    Return (contents, file extension, FFmpeg's name for the codec, luma PSNR in decibels).
     """
     import av
     from av.codec.context import Flags
@@ -320,6 +322,6 @@ def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None
             is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1
             checksums = [picture_checksum(frame) for frame in decoded(video, "the image cannot be decoded")]
             if not is_right or checksums != [checksum]:
-                raise DecodeError("the decoded picture differs from the encoded one")
+                raise DecodeError("the decoded picture differs from the encoded picture")
     except (DecodeError, ProbeError) as error:
         raise DecodeError(f"the written image differs from what was encoded: {error}") from error

@@ -55,7 +55,7 @@ _LEFT_BEFORE_TURN = {
 
 @dataclass(frozen=True, slots=True)
 class ColorTags:
-    """Color tags of a picture, as numbers of ITU-T H.273. color_range is FFmpeg's number: 1 is limited, 2 is full."""
+    """Color tags of a picture, as ITU-T H.273 numbers. color_range is an FFmpeg number: 1 is limited, 2 is full."""
 
     matrix: int
     primaries: int
@@ -64,7 +64,7 @@ class ColorTags:
 
 
 class Cover:
-    """Converter that turns frames in the format of `frame` into pictures of (height, width), as `Transform.cover` does.
+    """Converter that turns frames in the format of `frame` into (height, width) pictures, like `Transform.cover`.
 
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited-range BT.709); "yuvj420p" and

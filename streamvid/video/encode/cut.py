@@ -1,4 +1,4 @@
-"""Cutting of windows from a video without encoding: their packets are copied into an MP4 or QuickTime file.
+"""Cutting windows from a video without encoding: their packets are copied into an MP4 or QuickTime file.
 
 A file starts at the last key frame from which its window can be decoded, and ends with the last packet that the window
 needs. Its edit list hides all other frames, so that every reader that follows edit lists shows exactly the window.
@@ -48,7 +48,7 @@ _DURATIONS = (
 
 
 class Cutter:
-    """Cutter of windows from an opened video, whose packet table is read only once.
+    """Cutter for windows of an opened video, whose packet table is read only once.
 
     source: the opened file. has_audio: False to omit the audio.
     Raises ProbeError if the video is not supported; see `probe`.
@@ -65,17 +65,17 @@ class Cutter:
         self._has_new_headers |= packet.has_sidedata("new_extradata")
 
     def cut(self, start: int, num_frames: int, *, verify: bool = False) -> MadeClip:
-        """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged and at their times.
+        """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged, at their own times.
 
-        Times are measured from the first frame. The size and orientation of the pictures, the shape of their pixels and
-        their colors are those of the source. The audio from the first frame to the end of the last is stored without
-        loss, in 16 bits, as FLAC, or as PCM in QuickTime files. The same video gives the same bytes.
+        Times are measured from the first frame. The pictures have the same size, orientation, pixel aspect ratio and
+        colors as in the source. The audio from the first frame to the end of the last is stored without loss as 16-bit
+        FLAC or, in QuickTime files, as 16-bit PCM. The same video gives the same bytes.
 
-        The file is probed and its audio is compared before it is returned. verify: True to decode all of its frames,
-        too.
+        The file is probed and its audio is compared before it is returned. verify: True to decode all of its frames as
+        well.
 
         Raises ProbeError if the packets cannot be stored so that exactly these frames are shown, and DecodeError if the
-        source has fewer frames or, with `verify`, one of them does not decode.
+        source has fewer frames or, with `verify`, a frame does not decode.
         """
         table = self._table
         line = make_timeline(
@@ -130,8 +130,8 @@ class Cutter:
     def _probe(self, data: bytes, line: Timeline, verify: bool) -> VideoInfo:
         """Return the VideoInfo of the cut file `data`.
 
-        Raises ProbeError unless the file shows the frames of the timeline `line` at their times, in the format of the
-        source.
+        Raises ProbeError unless the file shows the frames of the timeline `line` at the right times, in the source's
+        format.
         """
         info = probe(data, self._video.limits)
         ticks_per_tick = line.time_base / info.time_base
@@ -139,7 +139,7 @@ class Cutter:
         if times != tuple(tick * ticks_per_tick for tick in line.ticks):
             if len(times) != len(line.ticks):
                 raise _refused(f"the copy would show {len(times)} frames instead of {len(line.ticks)}")
-            raise _refused("the copy would show its frames at other times than the source")
+            raise _refused("the copy would show its frames at different times than the source")
         wanted = {**asdict(self._format), "codec": self._video.codec_name}
         for name, value in wanted.items():
             if getattr(info, name) != value:
@@ -148,7 +148,7 @@ class Cutter:
 
 
 def _schedule(times: Sequence[int], last_ticks: int) -> list[tuple[int, int, int]]:
-    """Return (presentation time, decode time, duration) of each packet, in decode order.
+    """Return (presentation time, decode time, duration) for each packet, in decode order.
 
     Decode times are the sorted presentation times, shifted so that no picture is shown before it is decoded.
     """

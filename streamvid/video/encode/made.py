@@ -11,12 +11,12 @@ class MadeClip:
 
     data: contents of the file.
     extension: "mp4", or "jpg" or "png" for images.
-    codec: FFmpeg's name of the codec.
+    codec: FFmpeg's name for the codec.
     fps: average frame rate; 0.0 for an image.
     duration_seconds: time until the end of the last frame; 0.0 for an image.
     width, height: display size in pixels.
-    psnr_y: PSNR of all luma relative to the encoder's input (the direct resize of the source), in decibels; 100.0 if
-        lossless; None if nothing was encoded.
+    psnr_y: luma PSNR in decibels, relative to the encoder's input (the source after one resize); 100.0 if lossless;
+        None if nothing was encoded.
     encode_seconds: CPU time for decoding, encoding and verification; 0.0 if nothing was encoded.
     has_audio: True if there is an audio track.
     """

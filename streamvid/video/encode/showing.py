@@ -17,7 +17,7 @@ _JPEG_QUALITY = 5  # FFmpeg's scale: 2 is best, 31 is worst
 
 
 def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
-    """Return a PNG of uint8 videos (B, T, H, W, 3): one row per video, with up to 8 evenly spaced frames."""
+    """Return a PNG of uint8 videos of shape (B, T, H, W, 3): one row per video, with up to 8 evenly spaced frames."""
     numbers = np.linspace(0, videos.shape[1] - 1, min(_MAX_COLUMNS, videos.shape[1])).round().astype(int)
     rows = [np.concatenate(list(video[numbers]), axis=1) for video in videos]
     sheet = np.ascontiguousarray(np.concatenate(rows, axis=0))
@@ -25,10 +25,10 @@ def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
 
 
 def strip(video: npt.NDArray[np.uint8], num_frames: int, width: int) -> tuple[bytes, int]:
-    """Return a JPEG that shows frames of a uint8 video (T, H, W, 3) side by side, and how many frames it shows.
+    """Return a JPEG that shows evenly spaced frames of a video side by side, and the number of frames shown.
 
-    The frames are evenly spaced.
-
+    video: uint8 array of shape (T, H, W, 3).
+    num_frames: maximum number of frames to show.
     width: width of each frame in pixels.
     """
     numbers = np.linspace(0, len(video) - 1, min(num_frames, len(video))).round().astype(int)
@@ -37,12 +37,12 @@ def strip(video: npt.NDArray[np.uint8], num_frames: int, width: int) -> tuple[by
 
 
 def png(picture: npt.NDArray[np.uint8]) -> bytes:
-    """Return a lossless PNG of a uint8 picture: RGB (H, W, 3) or gray (H, W, 1)."""
+    """Return a lossless PNG of a uint8 picture, which has the shape (H, W, 3) for RGB or (H, W, 1) for gray."""
     return _encoded(_frame(picture), "png", "rgb24" if picture.shape[2] == 3 else "gray")
 
 
 def jpeg(picture: npt.NDArray[np.uint8], max_width: int | None = None) -> bytes:
-    """Return a JPEG of a uint8 picture: RGB (H, W, 3) or gray (H, W, 1).
+    """Return a JPEG of a uint8 picture, which has the shape (H, W, 3) for RGB or (H, W, 1) for gray.
 
     max_width: maximum width in pixels. Wider pictures are scaled down.
     """
@@ -78,7 +78,7 @@ def _encoded(frame: VideoFrame, codec: Literal["png", "mjpeg"], pixels: str) -> 
 
 
 def movie(videos: npt.NDArray[np.uint8], fps: float) -> bytes:
-    """Return an H.264 MP4 of uint8 videos (B, T, H, W, 3), side by side, with `fps` frames per second."""
+    """Return an H.264 MP4 that shows uint8 videos of shape (B, T, H, W, 3) side by side at `fps` frames per second."""
     import av
 
     pictures = np.concatenate(list(videos), axis=2)

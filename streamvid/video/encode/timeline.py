@@ -13,7 +13,8 @@ from streamvid.errors import ConfigError, DecodeError
 class Timeline:
     """Frames of a clip and their times.
 
-    numbers: source frame number of each frame, ascending. Frames repeat if the requested rate is above the source's.
+    numbers: source frame number of each frame, ascending. Frames repeat if the requested rate is above the source's
+        rate.
     ticks: time of each frame in units of `time_base`, ascending from 0.
     last_ticks: duration of the last frame, in the same units.
     """
@@ -25,7 +26,7 @@ class Timeline:
 
     @property
     def duration_seconds(self) -> Fraction:
-        """Seconds from the first frame to the end of the last."""
+        """Seconds from the start of the first frame to the end of the last frame."""
         return (self.ticks[-1] + self.last_ticks) * self.time_base
 
     @property
@@ -52,13 +53,15 @@ def make_timeline(
     fps: Fraction | None = None,
     usual_rate: Fraction | None = None,
 ) -> Timeline:
-    """Return the timeline of frames `start` to `start + num_frames` (exclusive; None: to the end) of a source.
+    """Return the timeline of frames `start` to `start + num_frames` (exclusive) of a source.
+
+    If `num_frames` is None, the timeline contains all frames from `start` on.
 
     timestamps: ascending times of the source's frames.
     last_duration: duration of the source's last frame in ticks. If it is 0 (unknown), the duration of the preceding
-        frame is used, or that of a frame at `usual_rate` (25 if unknown).
+        frame is used or, if there is no such frame, the duration of a frame at `usual_rate` (25 if unknown).
     fps: None keeps each frame and its time. A rate selects the frame nearest to each of the times 0, 1/fps, 2/fps, …;
-        if two frames are equally near, the earlier one.
+        on a tie, the earlier frame.
     Raises ConfigError for invalid arguments, and DecodeError if the source has fewer frames.
     """
     if start < 0 or (num_frames is not None and num_frames < 1):

@@ -23,18 +23,18 @@ _BLOCKS_PER_SECOND = 10
 
 @dataclass(frozen=True, slots=True)
 class AudioFacts:
-    """Facts about the default audio stream of a file.
+    """Measured properties of a file's default audio stream.
 
     - codec: FFmpeg's name for the codec.
     - sample_rate, num_channels: sample rate in Hz and number of channels of the first decoded samples.
     - start_seconds: start of the audio minus start of the video; 0.0 for a file with only audio.
     - end_seconds: end of the audio minus end of the video; 0.0 for a file with only audio.
     - duration_seconds: time from the start of the first sample to the end of the last, including gaps.
-    - gap_seconds: sum of the gaps between samples.
-    - silence_share: share of the 0.1 s intervals of the duration in which no sample exceeds -60 dBFS.
+    - gap_seconds: total duration of the gaps between samples.
+    - silence_share: share of 0.1 s intervals in which no sample exceeds -60 dBFS.
     - clipping_share: share of the samples that are at full scale, in runs of at least 3.
-    - loudness_lufs: integrated loudness (EBU R128) of the samples in the format of the first ones, without gaps, or
-      None if it is below the gate of -70 LUFS or the rate is below 8 kHz.
+    - loudness_lufs: integrated loudness (EBU R128) of the samples that have the same format as the first sample,
+      excluding gaps; None if the loudness is below the gate of -70 LUFS or the sample rate is below 8 kHz.
     """
 
     codec: str
@@ -50,7 +50,7 @@ class AudioFacts:
 
 
 def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | None:
-    """Decode a file's audio once, and return facts about the audio, or None if there is none.
+    """Decode a file's audio once, and return facts about the audio, or None if the file has no audio.
 
     Raises ProbeError if the file cannot be read, or if the audio does not decode or is not allowed.
     """
@@ -69,7 +69,7 @@ def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | No
 
 
 def index_with_facts(data: bytes, limits: Limits = LIMITS) -> tuple[AudioIndex | None, AudioFacts | None]:
-    """Return (index of a clip's audio, facts about the audio). The audio is decoded only once.
+    """Return (audio index, audio facts) for a clip. The audio is decoded only once.
 
     Both are None for a clip without audio. The index can also be None for other reasons; see `index_audio`. Raises the
     same errors as `index_audio`.
@@ -145,7 +145,10 @@ class FactsMeasure:
 
 
 def _num_clipped(loudness: Float32s) -> int:
-    """Return the number of values at full scale in runs of at least 3. loudness: absolute values (channels, n)."""
+    """Return the number of values at full scale in runs of at least 3.
+
+    loudness: absolute values, of shape (channels, n).
+    """
     is_full = loudness >= _FULL_SCALE
     if not is_full.any():
         return 0

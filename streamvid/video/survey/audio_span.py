@@ -1,4 +1,4 @@
-"""Time that a file's audio covers, from its packets alone. Nothing is decoded."""
+"""Time that a file's audio covers, determined from the audio packets without decoding them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from streamvid.video.limits import LIMITS, Limits
 
 @dataclass(frozen=True, slots=True)
 class AudioSpan:
-    """Time that the default audio stream of a file covers, and the stream's format.
+    """Time that a file's default audio stream covers, and the stream's format.
 
     - codec: FFmpeg's name for the codec.
     - sample_rate, num_channels: sample rate in Hz and number of channels, as the container declares them.
     - begin_seconds, end_seconds: presentation times of the start of the first sample and of the end of the last sample,
-      on the timeline of the video's frames. Priming and padding count unless the container's packets mark them.
+      on the timeline of the video's frames. Priming and padding are included unless the container marks them in its
+      packets.
     """
 
     codec: str
@@ -29,7 +30,7 @@ class AudioSpan:
 
 
 def read_audio_span(source: Source, limits: Limits = LIMITS) -> AudioSpan | None:
-    """Return the time that the audio of a file covers, or None if the file has no audio.
+    """Return the time that a file's audio covers, or None if the file has no audio.
 
     For a remote MP4, only the index is read. Raises ProbeError if the packets cannot be read or the codec is not
     allowed.

@@ -30,7 +30,7 @@ MIN_SIDE = 16
 
 
 class Picture(NamedTuple):
-    """Planes of one picture: luma (H, W) and chroma (H/2, W/2), uint8, full-range BT.601."""
+    """Planes of one picture in full-range BT.601: uint8 luma of shape (H, W), and uint8 chroma of shape (H/2, W/2)."""
 
     luma: npt.NDArray[np.uint8]
     u: npt.NDArray[np.uint8]
@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 class FrameView:
-    """Decoded frame, as it is passed to an observer. Valid only until `see` returns. number: frame number."""
+    """Decoded frame, as passed to an observer. Valid only until `see` returns. number: frame number."""
 
     def __init__(self, number: int, frame: VideoFrame, pictures: _Pictures) -> None:
         self.number = number
@@ -53,7 +53,7 @@ class FrameView:
 
 
 class Observer(Protocol):
-    """Receiver of the frames of one decode pass."""
+    """Receiver for the frames from one decode pass."""
 
     def see(self, frame: FrameView) -> None:
         """Process the next chosen frame. Frames are passed in ascending order."""
@@ -100,7 +100,7 @@ def survey(
 
 
 class _Pictures:
-    """Converter of the frames of a video into pictures of several sizes."""
+    """Converter that turns a video's frames into pictures of several sizes."""
 
     def __init__(self, video: VideoFile) -> None:
         self._video = video
@@ -116,7 +116,7 @@ class _Pictures:
 
 
 def _size(size: tuple[int, int], longer_side: int) -> tuple[int, int]:
-    """Return an even (width, height) with about the same aspect ratio as `size`."""
+    """Return a (width, height) with even sides and about the same aspect ratio as `size`."""
     most = max(size)
     wanted = min(most, longer_side)
     width, height = (max(MIN_SIDE, (side * wanted + most) // (2 * most) * 2) for side in size)

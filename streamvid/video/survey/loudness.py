@@ -22,7 +22,7 @@ _WEIGHTS = {"LFE": 0.0, "LFE2": 0.0, **dict.fromkeys(("BL", "BR", "BC", "SL", "S
 
 
 class LoudnessMeter:
-    """Meter for samples of one format. layout: FFmpeg's name for the channel layout."""
+    """Loudness meter for samples of one format. layout: FFmpeg's name for the channel layout."""
 
     def __init__(self, sample_rate: int, layout: str) -> None:
         from av.audio.layout import AudioLayout
@@ -86,7 +86,7 @@ def _power(loudness: float) -> float:
 
 
 def _weighting(rate: int) -> list[tuple[str, str]]:
-    """Return the filters of BS.1770, converted from 48 kHz to another rate: a high shelf and a high pass."""
+    """Return the BS.1770 filters (a high shelf and a high pass), converted from 48 kHz to another rate."""
     k = math.tan(math.pi * 1681.974450955533 / rate)
     gain, q = 10 ** (3.999843853973347 / 20), 0.7071752369554196
     band, scale = gain**0.4996667741545416, 1 + k / q + k * k
