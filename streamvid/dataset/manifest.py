@@ -114,7 +114,7 @@ class ColumnGroup:
 
     files: one file per samples file, in the same order. Each contains the keys, and has the same row groups and rows as
         the samples file. The entry is None for a samples file that was added after the columns.
-    columns: type by index column, as in `index.schema`. source_sha256: checksum of the annotation.
+    columns: maps each index column to its type, as in `index.schema`. source_sha256: checksum of the annotation.
     """
 
     files: tuple[FileInfo | None, ...]
@@ -186,7 +186,7 @@ class ManifestFiles:
     """All files that the manifest lists. Tars and their offsets files are listed in the shard table instead.
 
     packets: one file per samples file, in the same order, or an empty tuple.
-    records: tables of the record keys of input rows, from which a later append recognizes known rows.
+    records: tables of input rows. A later append uses them to recognize rows that the dataset already knows.
     removed: tables of the samples that were removed later; see `removed.py`.
     moved: tables of deleted shards, and of the shards to which their remaining samples were moved.
     other: files for other readers, and files of columns added later.
@@ -332,7 +332,7 @@ def _digest(lines: Iterable[bytes]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NativeClips:
-    """Encoding and quality of native clips. The quality is the luma PSNR in dB over all clips and per bucket."""
+    """Encoding and quality of native clips. Quality is the luma PSNR in dB, for all clips and for each bucket."""
 
     encoding: Mapping[str, Any]
     quality: Mapping[str, Any]
@@ -371,7 +371,7 @@ class Manifest:
     native: encoding and quality of native clips; None for other clips.
     frame_rate: frame rate at which clips are read.
     model: requirements of the model for which the buckets were chosen; None if unknown.
-    media: conditioning inputs by name. draws: sets of clips that are stored in several buckets.
+    media: maps names to conditioning inputs. draws: sets of clips that are stored in several buckets.
     columns: groups of columns added later; the last group that contains a column takes precedence.
     version: number of the version, from 1.
     parent: the manifest of the previous version, or None for the first version.

@@ -4,7 +4,7 @@ A table is stored as the length of an Arrow stream (uint64, little-endian), foll
 zstd. A file contains the tables of many shards end to end. A reader fetches a table with one ranged read, and verifies
 it with the checksum in the samples index.
 
-The columns of a clip's audio are null if the clip has none, or if its audio is decoded through its container.
+A clip's audio columns are null if the clip has no audio, or if its audio is decoded through its container.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class PacketTables:
 
     @cached_property
     def _audio(self) -> tuple[_Lists, Int64s, Int64s, Int64s, Int64s]:
-        """Tuple (lists, positions, offsets, heads, counts) of all clips' audio packets, computed on first use."""
+        """Audio packets of all clips, as (lists, positions, offsets, heads, counts). Computed on first use."""
         import numpy as np
 
         lists = _Lists(self._columns, "audio_size", ("audio_position_step", "audio_gap", "audio_head", "audio_count"))
@@ -258,7 +258,7 @@ class _Lists:
         return numbers_of(self._columns[name].values)[self._span]
 
     def summed(self, steps: Any) -> Int64s:
-        """Return the cumulative sums of `steps`, which start again at each list."""
+        """Return the cumulative sums of `steps`, starting over at the beginning of each list."""
         import numpy as np
 
         sums = np.cumsum(steps)

@@ -104,13 +104,13 @@ class Dataset:
         ):
             if said != found:
                 raise IntegrityError(
-                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but that of the dataset's files "
-                    f"is {found}; copy manifest.json and index/ again, or rebuild the dataset"
+                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but the dataset's files have the "
+                    f"fingerprint {found}; copy manifest.json and index/ again, or rebuild the dataset"
                 )
         check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
-        """Return this dataset reduced to `shard`. Each pass delivers all samples of the shard.
+        """Return this dataset with `shard` as its only shard. It has no draw sets, so each pass delivers all samples.
 
         The fingerprints stay the same. Do not use the result for operations on the whole dataset, such as filters and
         `samples_table`.
@@ -230,7 +230,7 @@ class Dataset:
     ) -> PacketTables:
         """Read the packet table of a shard, which covers all stored clips.
 
-        The other arguments are from the samples index.
+        The other arguments come from the samples index.
         """
         path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
         data = read_range(self.store, path, offset, num_bytes, sha256)

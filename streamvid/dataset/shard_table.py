@@ -109,7 +109,7 @@ class ShardTable(Sequence[ShardInfo]):
         return self.split.names
 
     def select(self, split: str) -> dict[str, Int64s]:
-        """Return the ascending int64 row numbers of a split's shards by bucket id, with buckets in order of appearance.
+        """Map each bucket id of a split to the row numbers of its shards (int64, ascending), in order of appearance.
 
         The mapping is empty if the split has no shards.
         """
@@ -211,7 +211,7 @@ def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
 
 
 def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> None:
-    """Raise DatasetError if draw sets share shards, or if the shards of a set do not match in all of its buckets."""
+    """Raise DatasetError if draw sets share shards, or if the shards of a set do not match between its buckets."""
     numbers: dict[str, dict[int, int]] = {}
     for one in sets:
         alike: list[list[tuple[int, str]]] = []
@@ -234,7 +234,7 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
 
 
 def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:
-    """Return the table rows of a bucket's shards by shard number."""
+    """Map the shard numbers of a bucket to rows of the table."""
     found = np.flatnonzero([name == bucket_id for name in shards.bucket_id.names])
     mine = np.flatnonzero(shards.bucket_id.codes == (found[0] if len(found) else -1))
     return dict(zip(shards.number[mine].tolist(), mine.tolist(), strict=True))
@@ -256,7 +256,7 @@ def exact_sum(values: npt.NDArray[np.integer[Any]]) -> int:
 class ShardTableBuilder:
     """Builder of a shard table from verified record batches. It needs no more memory than the finished table.
 
-    Batches must have the columns of ShardInfo with the types of the format, and no nulls.
+    Batches must have the columns of ShardInfo, with the types that the format specifies and without nulls.
     """
 
     def __init__(self) -> None:

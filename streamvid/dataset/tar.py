@@ -128,7 +128,7 @@ def parse_header(header: bytes, offset: int) -> Member:
 
 
 def tar_index(members: Sequence[Member]) -> bytes:
-    """Return the bytes of Energon's `.tar.idx`: the offset of each sample, then the end, as little-endian uint64."""
+    """Return the bytes of Energon's `.tar.idx`: the offsets of the samples and of the end, as little-endian uint64."""
     offsets: list[int] = []
     last_key = None
     for member in members:

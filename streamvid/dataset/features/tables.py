@@ -63,7 +63,7 @@ class SidecarShard:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size in bytes of the largest member. A loader reads members in place of clips."""
+        """Size of the largest member in bytes. To a loader, members are clips."""
         return self.max_member_bytes
 
     @property
@@ -126,7 +126,7 @@ class SidecarShards:
 
     @property
     def base_sha256(self) -> npt.NDArray[np.uint8]:
-        """SHA-256 digests of the dataset's tars, shape (shards, 32)."""
+        """SHA-256 digests of the dataset's tars, with shape (shards, 32)."""
         return _digests(chunk_of(self.table, "base_sha256"))
 
 
@@ -137,7 +137,7 @@ class MemberTable:
     Rows are ordered by sample, then by visit.
     offsets: byte offsets, or -1 for a visit that could not be encoded.
     sizes: sizes in bytes.
-    sha256: digests, uint8 (rows, 32).
+    sha256: SHA-256 digests, uint8 with shape (rows, 32).
     """
 
     num_visits: int
@@ -197,7 +197,7 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
 
 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Read a table. Raises IntegrityError unless its columns have these types and its number of rows is in `num_rows`.
+    """Read a table. Raises IntegrityError unless its columns have these `types` and `num_rows` allows its row count.
 
     num_rows: (minimum, maximum)."""
     import pyarrow as pa

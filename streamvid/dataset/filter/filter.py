@@ -140,10 +140,11 @@ def count_matches(
 ) -> npt.NDArray[np.int64]:
     """Return the number of samples that the filter selects in each of `shards`, as an int64 array.
 
-    The first call scans the filter's columns of the index, one shard at a time. The counts of all shards are cached in
-    `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the dataset's
-    content and the filter, so that later calls read only 8 bytes per shard. If several processes on one machine call
-    this function at the same time, only one process scans. If the folder cannot be written, each call scans.
+    The first call scans the index columns that the filter reads, one shard at a time. The counts of all shards are
+    cached in `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the
+    dataset's content and the filter, so that later calls read only 8 bytes per shard. If several processes on one
+    machine call this function at the same time, only one process scans. If the folder cannot be written, each call
+    scans.
     """
     everything = dataset.shards
     cache = CountCache.of(cache_dir, dataset.manifest.fingerprints.content, filter.text)
@@ -174,14 +175,14 @@ def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
         reports = done // _ROWS_PER_REPORT
         done += shard.num_samples
         if done // _ROWS_PER_REPORT > reports:
-            _log.info("filter: scanned %d of %d samples of %s", done, total, dataset.url)
-    _log.info("filter %s selects %d of %d samples of %s", filter.text, counts.sum(), total, dataset.url)
+            _log.info("filter: scanned %d of %d samples in %s", done, total, dataset.url)
+    _log.info("filter %s selects %d of %d samples in %s", filter.text, counts.sum(), total, dataset.url)
     return counts
 
 
 @dataclass(frozen=True, slots=True)
 class CountCache:
-    """Cache file with the number of samples per shard that one filter selects.
+    """Cache file for one filter. It stores how many samples the filter selects in each shard.
 
     The file contains a line of JSON, the counts as int64, and the SHA-256 of both.
 
@@ -194,7 +195,7 @@ class CountCache:
 
     @classmethod
     def of(cls, folder: str | Path | None, content_fingerprint: str, text: str) -> CountCache:
-        """Return the cache entry of a filter for a dataset's content. folder: None for the user's cache folder."""
+        """Return the cache entry for a filter and a dataset's content. folder: None uses the user's cache folder."""
         if folder is None:
             folder = user_cache("filters")
         fields = {"version": _VERSION, "content": content_fingerprint, "where": text}
@@ -231,7 +232,7 @@ class CountCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this entry, which excludes other processes on this machine, inside the `with` block."""
+        """Lock this entry during the `with` block. The lock excludes other processes on this machine."""
         with contextlib.ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -82,7 +82,7 @@ class Spill:
 
 @contextlib.contextmanager
 def _naming(verb: str) -> Iterator[None]:
-    """Convert errors of a temporary file to StorageErrors with a remedy."""
+    """Convert errors that a temporary file causes to StorageErrors with a remedy."""
     try:
         yield
     except OSError as error:
@@ -138,7 +138,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
         return self._cached[1][place]
 
     def tuples(self, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield a tuple of the values of these fields for each row.
+        """For each row, yield a tuple with the values of these fields.
 
         Fields of nested dataclasses have names like "clip.path".
         """
@@ -198,7 +198,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class _Part:
-    """Rows of one part of a new order, and the positions of these rows in the new order."""
+    """Rows that form one part of a new order, and their positions in that order."""
 
     def __init__(self) -> None:
         self._spill = Spill(_PART_MEMORY_BYTES)

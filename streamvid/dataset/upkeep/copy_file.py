@@ -1,4 +1,4 @@
-"""Verified copying of one file between stores, through a scratch folder that a later run cleans up."""
+"""Verified copies of single files between stores, through a scratch folder that a later run cleans up."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FileCopier:
             self.dest.put(path, data)
 
     def _read(self, file: FileInfo, stop: threading.Event) -> tuple[bytes | Path, bytes]:
-        """Read a file. Return (bytes of the file or path of a scratch copy, SHA-256)."""
+        """Read a file. Return its bytes or the path of a scratch copy, and its SHA-256."""
         digest = hashlib.sha256()
         if file.num_bytes <= BLOCK_BYTES and not self.dest.is_local:
             data = b"".join(map(bytes, read_blocks(self.source, file.path, file.num_bytes, stop)))
@@ -118,7 +118,10 @@ def _digest(*parts: str) -> str:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the scratch folder of a killed run. Raises StorageError if the folder may contain files of others."""
+    """Remove the scratch folder of a killed run.
+
+    Raises StorageError if the folder may contain files from another source.
+    """
     try:
         found = folder.lstat()
     except FileNotFoundError:

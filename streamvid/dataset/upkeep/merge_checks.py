@@ -97,7 +97,7 @@ def _is_of(source: Dataset) -> Callable[[Part], bool]:
 
 @dataclass
 class Omissions:
-    """Samples that a merge omits, as ascending positions by row of a dataset's shard table.
+    """Samples that a merge omits. Rows of a dataset's shard table are mapped to ascending positions in that shard.
 
     of_dest: omitted samples of the destination.
     of_sources: omitted samples of each source.
@@ -142,9 +142,9 @@ def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicat
 
 
 def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Mapping[str, int]:
-    """Return the number of the dataset whose samples stay, by record key of the sources.
+    """Map each record key in the sources to the number of the dataset whose samples stay.
 
-    Number 0 is `dest`. The sources have the numbers from 1 on.
+    Number 0 is `dest`; the sources are numbered from 1.
     """
     owners: dict[str, int] = {}
     twice: set[str] = set()

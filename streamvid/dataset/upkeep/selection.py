@@ -107,7 +107,7 @@ def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_TEXT_BYTES:
             raise SourceError(
-                f"{path} has more than {_MAX_TEXT_BYTES} bytes; split it, and remove the keys in several steps"
+                f"{path} has more than {_MAX_TEXT_BYTES} bytes; split it, and remove the samples of one part at a time"
             )
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -125,11 +125,11 @@ def _texts(values: Collection[str]) -> Any:
 
 
 def in_all_buckets(dataset: Dataset, found: dict[int, npt.NDArray[np.int32]]) -> dict[int, npt.NDArray[np.int32]]:
-    """Return the selected samples and their copies in other buckets, in the form of `found`.
+    """Return the selected samples and their copies in other buckets, in the same form as `found`.
 
     Matching shards of a draw set list their clips in the same order.
 
-    found: ascending positions of selected samples by row of the shard table.
+    found: maps rows of the shard table to the ascending positions of the samples selected in that shard.
     """
     if not dataset.manifest.draws:
         return found

@@ -1,7 +1,7 @@
-"""Effects of later versions on the samples of an earlier one: which were removed, and which tars contain the others.
+"""Effects of later versions on an earlier version: which samples were removed, and which tars contain the others.
 
-A run that stays on an earlier version does not deliver samples that were removed later, although it plans them. If
-`streamvid compact` has deleted the tars of other samples, they are read from the tars that replaced the deleted ones.
+A run that stays on an earlier version does not deliver samples that were removed later, although it plans them.
+Remaining samples whose tars `streamvid compact` has deleted are read from the tars that replaced them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Later:
 
 
 def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
-    """Return the keys of samples that were removed after a version, by the last shard that contained the sample."""
+    """Map shards to the keys of the samples that were removed from them after a version."""
     found: dict[ShardName, set[str]] = {}
     columns = (removed.column(name).to_pylist() for name in ("version", "key", "bucket_id", "number", "build_id"))
     for since, key, *name in zip(*columns, strict=True):
@@ -121,7 +121,7 @@ _announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of 
 class LaterVersions:
     """Effects of later versions on the samples of several datasets, for a run on earlier versions. Thread-safe.
 
-    datasets: datasets by number. Methods accept these numbers, and ignore other numbers.
+    datasets: maps numbers to datasets. Methods accept these numbers, and ignore other numbers.
     silent: numbers of datasets whose removed samples are not logged.
     is_new: True if the datasets were opened for the first epoch, so that their manifests need not be read again.
     """
@@ -143,7 +143,9 @@ class LaterVersions:
         try:
             self.refresh(is_opening=self._is_new)
         except StreamvidError as error:
-            _log.warning("samples that were removed from the datasets in the meantime cannot be found: %s", error)
+            _log.warning(
+                "cannot determine which samples have been removed from the datasets in the meantime: %s", error
+            )
         self._is_new = False
         for number, dataset in self._datasets.items():
             later = self._later.get(number)
@@ -185,7 +187,7 @@ class LaterVersions:
         return later is not None and key in later.removed
 
     def shards_of(self, number: int, shard: ShardInfo) -> Iterator[tuple[Later, ShardInfo]] | None:
-        """Return an iterator over (changes, shard) for all shards that replace a shard; None if it still exists."""
+        """Yield a (changes, shard) pair for each shard that replaces `shard`. Return None if `shard` still exists."""
         later = self._later.get(number)
         shards = None if later is None else later.shards_of(shard)
         return None if later is None or shards is None else ((later, one) for one in shards)

@@ -137,8 +137,8 @@ def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, ver
 def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:
     """Return the manifest of a version.
 
-    Raises ConfigError for an unknown version, and DatasetError for a deleted version. An earlier version does not
-    contain the files for other readers, which are always those of the newest version.
+    Raises ConfigError for an unknown version, and DatasetError for a deleted version. The manifest of an earlier
+    version omits the files for other readers, because the stored ones always belong to the newest version.
     """
     number = resolve(newest, version, store.url)
     if number == newest.version:
@@ -147,7 +147,7 @@ def find_version(store: Store, newest: Manifest, version: str | int | None) -> M
 
 
 def without_reader_files(manifest: Manifest) -> Manifest:
-    """Return a manifest that omits the files for other readers. Those files have fixed names."""
+    """Return the manifest without the files that are meant for other readers. These files have fixed names."""
     columns = {file.path for group in manifest.columns for file in group.known_files}
     other = tuple(file for file in manifest.files.other if file.path in columns)
     return replace(manifest, files=replace(manifest.files, other=other))
@@ -184,7 +184,7 @@ def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) ->
 
 
 def version_files(store: Store, newest: Manifest) -> dict[int, FileState]:
-    """Return the manifest files of all kept versions by version number. The function lists the folder `versions`."""
+    """Map the numbers of all kept versions to their manifest files, by listing the folder `versions`."""
     found = {}
     for state in store.files(_FOLDER):
         match = _FILE.fullmatch(state.path)

@@ -1,8 +1,8 @@
-"""Publishing of the next version of a dataset, by one process at a time.
+"""Publication of the next version of a dataset by one process at a time.
 
 A version is published by creating the file of its manifest, which only one process can do, and by replacing
-`manifest.json` afterwards. If a process ends in between, the next writer replaces it. All files of a version are
-written first, so that a reader always sees either the old or the new version.
+`manifest.json` afterwards. If a process ends between these steps, the next writer replaces `manifest.json`. All files
+of a version are written first, so that a reader always sees either the old or the new version.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Writing:
 
         All files of the version must have been written.
 
-        shards: shard table of the version, without removed samples, if it differs from that of the previous version.
+        shards: shard table of the version, without removed samples, if it differs from the previous version's table.
             The fields that follow from it are set (see `described`), and the files for other readers are written.
 
         Raises DatasetError if another process has published a version or has taken over the lease. In that case,
