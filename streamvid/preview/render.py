@@ -1,4 +1,4 @@
-"""Rendering of pages from templates, with every value escaped, and formatting of numbers for display."""
+"""Renders pages from templates, in which every value is escaped, and formats numbers for display."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def number(value: object, digits: int = 4) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Format a number of bytes with decimal units, such as 12.3 MB."""
+    """Format a number of bytes in decimal units, for example as 12.3 MB."""
     value = float(num_bytes)
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":

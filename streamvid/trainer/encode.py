@@ -37,7 +37,8 @@ def encode(
     To resume an encoding that was stopped, call the function again.
     world: position among independent processes, such as the processes of a job array. It replaces the rank in this
         launch, and the last process seals the features.
-    progress: called with "encode", the number of samples that this process has encoded, and its total.
+    progress: called with "encode", the number of samples that this process has encoded, and the number of samples that
+        it must encode.
     Raises ConfigError for an invalid configuration, SampleError for too many bad samples, and errors from the loader
     and the writer.
     """

@@ -226,7 +226,7 @@ class Run:
                 save_samples(self.accelerator, self.module, batch, folder, f"{name}.ema")
 
     def _merged(self, progress: TrainProgress, made: StepResult, spent: Mapping[str, float]) -> MetricLine:
-        """Merge the reports of all ranks since the last line."""
+        """Merge the reports of all ranks since the last metrics line."""
         batches = [BucketLoss(one.id, float(loss), count, count * one.tokens) for one, loss, count in self._batches]
         self._batches.clear()
         step_seconds = round(spent["seconds"] * self.config.data.accumulate / len(batches), 5)

@@ -95,7 +95,8 @@ def merge(
     equal ids must have equal shapes. Columns that a dataset lacks are null for its samples. Within one local file
     system, tars are linked; within one S3 store, the store copies them. Tars are not verified in these two cases.
     Otherwise, tars are read, verified and written. Tars that contain duplicates or removed samples are rewritten
-    without these samples. Merging is idempotent: if it is interrupted, run it again.
+    without these samples.
+    Merging is idempotent: if it is interrupted, run it again.
 
     on_duplicate: "error" refuses to merge datasets that have samples from the same source file (`record_key`); "first"
         keeps the samples of the first dataset, in the order given and beginning with `dataset`; "last" keeps the

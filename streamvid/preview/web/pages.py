@@ -34,9 +34,9 @@ _TYPES = {"mp4": "video/mp4", "webm": "video/webm", "mkv": "video/x-matroska"}
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One sample of a grid.
+    """One sample in a grid.
 
-    visit: visit that the link of the card shows; None for the default visit.
+    visit: visit that the card links to; None for the default visit.
     """
 
     facts: SampleFacts
@@ -69,7 +69,7 @@ class Pages:
     """Pages of one dataset. Thread-safe.
 
     features: features that a loader delivers in place of the clips, or None.
-    root: beginning of the paths of all pages.
+    root: prefix of the paths of all pages.
     datasets: links to the pages of all datasets of the server.
     """
 
@@ -242,7 +242,7 @@ class Pages:
         return replace(view_query(settings_of(self.features.manifest.made_with)), visit=visit)
 
     def deliver(self, place: SamplePlace, asked: ViewQuery) -> DeliveredSample:
-        """Return a visit of a sample or, with features, the frames of the clip from which the features were made.
+        """Return one delivery of a sample or, with features, the frames from which the features were made.
 
         Raises SampleError if the sample is bad, and ConfigError for an invalid view.
         """

@@ -76,7 +76,7 @@ class ViewQuery:
     settings: ViewSettings
 
     def to_query(self, **changes: object) -> dict[str, object]:
-        """Return the URL parameters for this visit and these settings, without defaults."""
+        """Return the URL parameters for this visit and these settings, omitting default values."""
         view, text = self.settings.view, self.settings.text
         scale = view.spatial_scale or (None, None)
         found: dict[str, object] = {

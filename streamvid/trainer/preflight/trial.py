@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """The parts of a run on one process.
+    """Parts of a run in one process.
 
     loader: loader of the run. The epoch begins with one step of each bucket, the costliest bucket first.
     module: task module on the accelerator's device.
@@ -78,7 +78,7 @@ class TrialRun:
 def open_trial(config: TrainConfig, checkpoints_activations: bool | None = None) -> Iterator[TrialRun]:
     """Open the parts of a run in this process.
 
-    checkpoints_activations: False to keep all activations; None for the run's configuration.
+    checkpoints_activations: False to keep all activations; None uses the run's configuration.
     Raises the same errors as a run.
     """
     model = config.model

@@ -31,7 +31,10 @@ target size are merged. Samples and their clips stay the same. If the command is
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset", type=LOCATION)
 @click.option(
-    "--shard-size", "shard_size_bytes", type=BYTE_SIZE, help="Target shard size.  [default: that of the dataset]"
+    "--shard-size",
+    "shard_size_bytes",
+    type=BYTE_SIZE,
+    help="Target shard size.  [default: the size chosen for the dataset]",
 )
 @click.option(
     "--expire",
