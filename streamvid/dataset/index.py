@@ -66,9 +66,9 @@ class AudioEntry:
     codec: FFmpeg's name for the codec.
     sample_rate: sample rate in Hz.
     start_seconds: start time of the audio minus the time of the first frame.
-    gap_seconds: total duration of the gaps between samples.
-    silence_share, clipping_share: fraction of the duration that is silent, and fraction of the samples that are at
-        full scale.
+    gap_seconds: total duration of the gaps between audio samples.
+    silence_share, clipping_share: fraction of the duration that is silent, and fraction of the audio samples that are
+        at full scale.
     loudness_lufs: integrated loudness (EBU R128); None if all of the audio is below -70 LUFS.
 
     Values that require decoding are None if the audio cannot be decoded.

@@ -127,7 +127,7 @@ class ColumnGroup:
 
     @property
     def known_files(self) -> tuple[FileInfo, ...]:
-        """All files of the group, without the entries that are None."""
+        """All files in the group, without the entries that are None."""
         return tuple(file for file in self.files if file is not None)
 
     @staticmethod
@@ -245,7 +245,7 @@ class Fingerprints:
 
     plan: digest of everything that a plan depends on.
     base: digest of the tars, samples files, tables of removed samples, and rules for reading clips and inputs.
-    content: digest of `base` and of columns added later; equal to `base` without such columns.
+    content: digest of `base` and of columns added later; equal to `base` if there are no such columns.
     """
 
     plan: str

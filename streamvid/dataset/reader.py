@@ -110,7 +110,7 @@ class Dataset:
         check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
-        """Return this dataset with `shard` as its only shard. It has no draw sets, so each pass delivers all samples.
+        """Return this dataset reduced to one shard. Draw sets are omitted, so that each pass delivers all samples.
 
         The fingerprints stay the same. Do not use the result for operations on the whole dataset, such as filters and
         `samples_table`.
@@ -121,7 +121,7 @@ class Dataset:
         return view
 
     def without_view(self) -> Dataset:
-        """Return this dataset without the condition of the view under which it was opened."""
+        """Return this dataset without the condition of the view through which it was opened."""
         other = copy.copy(self)
         other.where = None
         return other

@@ -90,8 +90,8 @@ def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]
 def scan_tar(file: BinaryIO) -> Iterator[Member]:
     """Yield the members of a tar, reading headers only.
 
-    Raises IntegrityError for anything but regular files with USTAR headers (such as links, and PAX or GNU headers), for
-    a wrong header checksum, and for a tar that ends early. A damaged tar is therefore never mistaken for a shorter tar.
+    Raises IntegrityError for links and other special files, for headers in other formats (such as PAX or GNU), for a
+    wrong header checksum, and for a tar that ends early. A damaged tar is therefore never mistaken for a shorter tar.
     """
     offset = 0
     while True:

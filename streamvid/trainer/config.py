@@ -97,7 +97,7 @@ class EvalConfig(Options):
             ) from None
         found = [line for line in lines if line]
         require(len(content) <= _MAX_PROMPT_BYTES, "eval.prompts", self.prompts, f"at most {_MAX_PROMPT_BYTES} bytes")
-        require(bool(found), "eval.prompts", self.prompts, "a file with at least one text")
+        require(bool(found), "eval.prompts", self.prompts, "a file with at least one prompt")
         return found
 
 

@@ -39,7 +39,7 @@ _MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_byte
 
 @dataclass(frozen=True, slots=True)
 class SidecarShard:
-    """Shard of features, encoded from the dataset's shard with the same bucket and number.
+    """Shard of features that were encoded from the dataset's shard with the same bucket and number.
 
     base_sha256: checksum of the dataset's tar.
     num_missing: number of visits that could not be encoded.
@@ -63,7 +63,7 @@ class SidecarShard:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size of the largest member in bytes. To a loader, members are clips."""
+        """Size of the largest member in bytes. A loader reads members in the same way as clips."""
         return self.max_member_bytes
 
     @property

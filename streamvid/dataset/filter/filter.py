@@ -111,12 +111,12 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
 
 
 def both(general: str | None, own: str | None) -> str | None:
-    """Return the text of the conjunction of two conditions. None stands for a condition that is always true."""
+    """Combine two conditions with `and`, and return the text. None stands for a condition that is always true."""
     return f"({general}) and ({own})" if general is not None and own is not None else general or own
 
 
 def filter_of_view(dataset: Dataset) -> Filter | None:
-    """Return the filter of the view under which `dataset` was opened, or None if it was opened without a view."""
+    """Return the filter of the view through which `dataset` was opened, or None if it was opened without a view."""
     return None if dataset.where is None else parse_filter(dataset.where, dataset)
 
 

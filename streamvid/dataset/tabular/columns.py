@@ -33,7 +33,7 @@ FACT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "seconds": ("duration_seconds", "duration", "seconds", "duration_sec"),
     "num_bytes": ("num_bytes", "bytes", "file_size", "filesize", "size_bytes", "size"),
 }
-"""Usual column names of each fact about a clip."""
+"""Usual column names for each property of a clip."""
 MAX_COLUMNS = 1000
 MAX_NAME_BYTES = 256
 MAX_TEXT_BYTES = 64 * 2**10

@@ -82,7 +82,7 @@ class Spill:
 
 @contextlib.contextmanager
 def _naming(verb: str) -> Iterator[None]:
-    """Convert errors that a temporary file causes to StorageErrors with a remedy."""
+    """Convert operating system errors about a temporary file to StorageErrors with a remedy."""
     try:
         yield
     except OSError as error:

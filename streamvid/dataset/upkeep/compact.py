@@ -96,7 +96,7 @@ def compact(
     dry_run: only report what would be done.
     cache_only: only drop the blocks of deleted tars from the local cache. This requires no permission to change the
         dataset.
-    storage: options for the store. If they configure a cache, the blocks of deleted tars are dropped from it.
+    storage: options for the store. If they configure a cache, the blocks of deleted tars are dropped from that cache.
     workers: number of shards written at a time.
     temp_dir: scratch directory for remote stores, with room for two shards per worker.
 

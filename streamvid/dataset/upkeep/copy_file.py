@@ -120,7 +120,7 @@ def _digest(*parts: str) -> str:
 def _remove(folder: Path) -> None:
     """Remove the scratch folder of a killed run.
 
-    Raises StorageError if the folder may contain files from another source.
+    Raises StorageError if the folder may contain files that an earlier run did not create.
     """
     try:
         found = folder.lstat()

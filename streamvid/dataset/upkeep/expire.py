@@ -92,5 +92,5 @@ def _in_order(path: str) -> tuple[bool, str]:
 
 
 def _has_unfinished_build(store: Store) -> bool:
-    """Return True if a writer has left intermediate results, which may refer to files that belong to no version yet."""
+    """Return True if a writer has left intermediate results, which may refer to files that are not in a version yet."""
     return any(not state.path.startswith(f"{LEASES}/") for state in store.files(_STAGING))

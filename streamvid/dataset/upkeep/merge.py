@@ -297,7 +297,7 @@ def _without(part: Part, rows: Rows | None) -> Part:
 def _removed_of(source: Dataset, version: int) -> Iterator[RemovedSample]:
     """Yield the removed samples of a source, so that they are not added again.
 
-    No shard contains these samples anymore.
+    The yielded entries do not refer to a shard.
     """
     for row in read_removed(source.store, source.manifest.files.removed).to_pylist():
         yield RemovedSample(**{**row, "number": NOWHERE, "build_id": 0, "version": version})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OnDuplicate: TypeAlias = Literal["error", "first", "last"]
-"""Which samples stay if several datasets have samples of the same source file: "error" refuses to merge."""
+"""Samples that stay if several datasets have samples from the same source file: "error" refuses to merge."""
 Rows: TypeAlias = npt.NDArray[np.int32]
 
 _SHOWN = 3

@@ -42,7 +42,7 @@ _PLACE = ("packets_offset", "packets_bytes", "packets_sha256")
 
 @dataclass(frozen=True)
 class NewGroup:
-    """One column group of the new version, which contains columns added after sealing.
+    """One column group of the new version. Such groups contain columns that were added after sealing.
 
     old: the same group in the changed dataset; None for a group of merged samples.
     has: function that returns True if a part of a shard has values in the group.
@@ -55,7 +55,7 @@ class NewGroup:
 
 
 def own_groups(dataset: Dataset) -> list[NewGroup]:
-    """Return the column groups of the dataset that is changed. Samples keep their values."""
+    """Return the column groups of the dataset that is being changed. Samples keep their values."""
     places = {file.path: place for place, file in enumerate(dataset.manifest.files.samples)}
 
     def has(group: ColumnGroup, part: Part) -> bool:
@@ -87,7 +87,7 @@ class _WrittenFiles:
 class NewIndex:
     """Writer of the index files of a new version.
 
-    dataset: version that is changed.
+    dataset: version that is being changed.
     affected: samples files of `dataset` that are replaced as a whole.
     buckets: buckets of the new version, in order.
     rows: schema of the samples files.

@@ -27,7 +27,7 @@ from streamvid.storage import CachedStore, LocalStore, Store
 
 Int64s = npt.NDArray[np.int64]
 ShardChange = Literal["kept", "copied", "written"]
-"""How a shard is made: its tar stays as it is, is copied under a new name, or is written anew."""
+"""How a shard is made: its tar is kept unchanged, copied under a new name, or rewritten."""
 
 _HASHES = 16
 

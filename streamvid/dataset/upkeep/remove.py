@@ -31,7 +31,7 @@ _FACTS = ("key", "record_key", "source", "clip_sha256")
 
 @dataclass(frozen=True, slots=True)
 class RemovedClip:
-    """Entry of a report for one removed sample.
+    """Report entry for one removed sample.
 
     path: tar that contains the sample's bytes until `compact` deletes them.
     """
@@ -120,12 +120,12 @@ def remove(
     keys: sample keys, record keys or source names, or the path of a file that lists them: a .txt file with one per
         line, or a table with a column named key, record_key or source.
     where: condition as in `VideoLoader(where=...)`.
-    source: pattern of source names, such as "studio-7/*".
+    source: pattern that source names must match, such as "studio-7/*".
     reason: text that the version and the report record.
     dry_run: only report what would be removed.
 
-    Raises ConfigError for an invalid selection, SourceError for an unreadable file of keys, DatasetError if another
-    process changes the dataset, and StorageError if the store fails.
+    Raises ConfigError for an invalid selection, SourceError for an unreadable key file, DatasetError if another process
+    changes the dataset, and StorageError if the store fails.
     """
     store = open_store(check_newest(dataset), StorageOptions.of(storage))
     progress = progress or no_progress

@@ -1,4 +1,4 @@
-"""Selection of samples by keys, by a condition, or by a pattern of source names."""
+"""Selection of samples by keys, by a condition, or by a pattern for source names."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def select(
 
     keys: keys, record keys or source names, or the path of a file that lists them.
     where: condition on the dataset's columns.
-    source: pattern of source names with shell wildcards.
+    source: pattern that source names must match, with shell wildcards.
     """
     if sum(value is not None for value in (keys, where, source)) != 1:
         raise ConfigError(
             "set exactly one of keys, where and source; pass keys (--keys FILE), a condition (--where CONDITION) or "
-            "a pattern of source names (--source PATTERN)"
+            "a pattern for source names (--source PATTERN)"
         )
     if keys is not None:
         listed = _read_keys(Path(keys).expanduser()) if isinstance(keys, str | Path) else (KEY_COLUMNS, keys)

@@ -95,7 +95,7 @@ class VerifyReport:
 
     @property
     def is_right(self) -> bool:
-        """True if the check is complete and found no problem."""
+        """True if the check is complete and found no problems."""
         return self.is_complete and not self.num_problems
 
     @property

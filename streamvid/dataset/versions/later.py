@@ -153,7 +153,7 @@ class LaterVersions:
             if later is not None and count and number not in self._silent and _announced.get(place) != count:
                 _announced[place] = count
                 _log.warning(
-                    "%s: %d samples of version %d have been removed as of version %d; other samples of their "
+                    "%s: %d samples of version %d have been removed as of version %d; other samples from their "
                     "buckets take their places and are marked is_repeat",
                     dataset.url,
                     count,

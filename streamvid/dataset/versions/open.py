@@ -92,7 +92,10 @@ def read_version(store: Store, number: int) -> Manifest:
 
 
 def resolve(newest: Manifest, version: str | int | None, url: str) -> int:
-    """Return the number of a version that is given by number, tag or "latest". Raises ConfigError if it is unknown."""
+    """Return the number of the version to which a number, a tag or "latest" refers.
+
+    Raises ConfigError if it is unknown.
+    """
     if version in (None, LATEST):
         return newest.version
     number = int(version) if str(version).isdecimal() else newest.tags.get(str(version), 0)

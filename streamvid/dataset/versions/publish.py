@@ -147,7 +147,7 @@ def _put_reader_files(store: Store, new: Manifest, old: Manifest, others: dict[s
 
 
 def put_file(store: Store, path: str, data: bytes) -> None:
-    """Write a new file of the index. A large file is uploaded in parts, from a temporary file."""
+    """Write a new index file. A large file is uploaded in parts, from a temporary file."""
     if store.is_local or len(data) <= _PUT_BYTES:
         store.put(path, data)
         return
