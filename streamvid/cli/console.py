@@ -105,8 +105,8 @@ def print_table(
 ) -> None:
     """Print a table with right-aligned numbers and left-aligned text.
 
-    On a terminal, columns that do not fit the width are printed in additional tables below the first, and long
-    text is wrapped between words. In a file or a pipe, lines can have any length.
+    On a terminal, columns that do not fit the width are printed in additional tables below the first, and long text is
+    wrapped between words. When the output goes to a file or a pipe, lines can have any length.
     err: True to print to standard error.
     """
     cells = [[printable(str(cell)) for cell in row] for row in rows[:max_rows]]

@@ -47,7 +47,7 @@ _UPKEEP = frozenset(("annotate", "append", "compact", "copy", "merge", "remove",
 
 
 class _Verbs(click.Group):
-    """Group of verbs. The module of a verb is imported when the verb runs or when the help of the verb is shown."""
+    """Group of verbs. The module of a verb is imported when the verb runs or its help is shown."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)

@@ -1,4 +1,4 @@
-"""Submits the command that this process runs to Slurm."""
+"""Submits this process's own command as Slurm jobs."""
 
 from __future__ import annotations
 

@@ -494,6 +494,6 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
 
 
 def read_manifest(store: Store) -> Manifest:
-    """Return the manifest of the newest version of the dataset in `store`. Raises DatasetError if there is none."""
+    """Return the newest manifest of the dataset in `store`. Raises DatasetError if there is no manifest."""
     remedy = "pass the DEST of a completed `streamvid shard SOURCE DEST`; if the command was interrupted, run it again"
     return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)

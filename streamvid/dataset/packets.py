@@ -131,7 +131,7 @@ def pack_stream(stream: bytes) -> bytes:
 
 
 class PacketTables:
-    """Reader of the packet table of one shard. Raises IntegrityError for invalid data.
+    """Reads the packet table of one shard. Raises IntegrityError for invalid data.
 
     where: name of the table in error messages.
     """
@@ -190,7 +190,7 @@ class PacketTables:
             raise IntegrityError(f"{self._where}, row {row}: {error}; rebuild the dataset") from error
 
     def audio(self, row: int) -> AudioIndex | None:
-        """Return the index of the audio packets of the clip in `row`, or None if the table does not contain it."""
+        """Return the audio packet index for the clip in `row`, or None if the table does not contain it."""
         import numpy as np
 
         from streamvid.video.audio.index import AudioIndex
@@ -254,7 +254,7 @@ class _Lists:
         self.sizes: Int64s = self.numbers(sizes).astype(np.int64)
 
     def numbers(self, name: str) -> Any:
-        """Return the values of all lists of a column, concatenated."""
+        """Return the concatenated values of all lists in a column."""
         return numbers_of(self._columns[name].values)[self._span]
 
     def summed(self, steps: Any) -> Int64s:

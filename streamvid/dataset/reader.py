@@ -190,14 +190,14 @@ class Dataset:
         return [file.path for file in files if file is not None]
 
     def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str] | None) -> pa.Table:
-        """Return a shard's rows from its samples file, or from one file of `column_paths`.
+        """Return a shard's rows from its samples file, or from one of the files in `column_paths`.
 
-        Later files in that list take precedence.
+        If several of these files contain a column, the last file takes precedence.
         """
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """Return a digest of the values that were added to these index columns later, or None if none were added."""
+        """Return a digest of the values that were later added to these index columns, or None if there are none."""
         return self._groups.digest(columns)
 
     def check_place(

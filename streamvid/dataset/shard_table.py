@@ -185,7 +185,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 @dataclass(frozen=True, eq=False)
 class ShardRows(Sequence[ShardInfo]):
-    """View of selected shards of a table. rows: int64 row numbers of shape (len(self),)."""
+    """View of selected shards in a table. rows: int64 row numbers of shape (len(self),)."""
 
     table: ShardTable
     rows: Int64s

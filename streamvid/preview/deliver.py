@@ -60,8 +60,8 @@ class DeliveredSample:
     """One delivery of a sample.
 
     delivery: the frames, crop and caption that the loader chose.
-    frames: the clip's pictures; None for a text.
-    media: pictures of conditioning inputs, by name, one array per item; None for an item that the sample lacks.
+    frames: the clip's pictures; None for a text sample.
+    media: maps each conditioning input to its pictures, one array per item; None for an item that the sample lacks.
     """
 
     delivery: Delivery
@@ -76,7 +76,7 @@ class DeliveredSample:
 
 
 class Deliverer:
-    """Decoder of single samples. Thread-safe: it decodes one sample at a time.
+    """Decodes single samples. Thread-safe: only one sample is decoded at a time.
 
     It keeps one pipeline per split, and caches recent samples.
 
@@ -194,7 +194,7 @@ class _OpenPipeline:
             pending.block.release()
 
     def _with(self, settings: ViewSettings) -> MixPart:
-        """Return the split's part with other settings.
+        """Return the split's part with its settings replaced by `settings`.
 
         The part's number identifies the needed columns in the pipeline's cache.
         """

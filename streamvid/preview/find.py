@@ -45,8 +45,8 @@ def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> Sampl
 def find_keys(dataset: Dataset, keys: Sequence[str]) -> list[SamplePlace]:
     """Return the locations of the samples with these `keys`, in the same order.
 
-    The function reads the column of keys, one shard at a time, until all keys are found. Raises ConfigError if a key
-    does not exist, or is not in the view that was opened.
+    The function reads the key column, one shard at a time, until all keys are found. Raises ConfigError if a key does
+    not exist, or is not in the view that was opened.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

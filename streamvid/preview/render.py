@@ -80,11 +80,11 @@ def seconds(value: float) -> str:
 
 
 def path(*parts: object) -> str:
-    """Return the path of a URL with every part escaped."""
+    """Return a URL path with every part escaped."""
     return "/" + "/".join(quote(str(part), safe="") for part in parts)
 
 
 def query(values: Mapping[str, object]) -> str:
-    """Return the query string of a URL. Values that are None, empty or False are omitted."""
+    """Return a URL query string. Values that are None, empty or False are omitted."""
     kept = {name: 1 if value is True else value for name, value in values.items() if value not in (None, "", False)}
     return "?" + urlencode(kept) if kept else ""

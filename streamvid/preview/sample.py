@@ -20,7 +20,7 @@ Checksum: TypeAlias = Literal["verified", "mismatch"]
 
 @dataclass(frozen=True, slots=True)
 class SampleFacts:
-    """Index row of a sample, and the location of the sample.
+    """Index row and location of a sample.
 
     values: index column → value, in the order of the index. Checksums are hexadecimal.
     """
@@ -53,7 +53,10 @@ class SampleFacts:
         return {name.removeprefix("user."): value for name, value in self.values.items() if name.startswith("user.")}
 
     def number(self, name: str) -> int:
-        """Return the integer in column `name` of the index row. Raises IntegrityError for any other value."""
+        """Return the integer in column `name` of the index row.
+
+        Raises IntegrityError if the value is not an integer.
+        """
         value = self.values.get(name)
         if not isinstance(value, int):
             raise IntegrityError(
@@ -88,7 +91,7 @@ def _plain(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class ClipRange:
-    """Location of one file of a sample in its tar.
+    """Location of one of a sample's files in its tar.
 
     content: (checksum, size) of the tar, which identify the tar in a cache.
     sha256: expected checksum in hexadecimal.

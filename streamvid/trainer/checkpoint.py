@@ -56,7 +56,7 @@ class TrainProgress:
     num_tokens: int = 0
 
     def after(self, num_samples: int, num_tokens: int) -> TrainProgress:
-        """Return the position after one more step with the given numbers of samples and tokens."""
+        """Return the progress after one more step with the given numbers of samples and tokens."""
         return TrainProgress(self.step + 1, self.num_samples + num_samples, self.num_tokens + num_tokens)
 
 

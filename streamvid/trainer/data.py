@@ -122,7 +122,7 @@ def _kind_of_input(
 ) -> Literal["media", "columns"] | None:
     """Return whether a name in `data.extra_inputs` refers to a conditioning input or a column.
 
-    Return None for an optional name that a dataset lacks. Raises ConfigError for any other name that a dataset lacks.
+    Return None for an optional name that a dataset lacks. Raises ConfigError for a required name that a dataset lacks.
     """
     kind: Literal["media", "columns"] | None = None
     for dataset in map(_opened, sources):
@@ -182,7 +182,7 @@ def _opened(source: DatasetConfig) -> Dataset:
 
 
 def check_features(config: TrainConfig, module: nn.Module, is_main: bool = True) -> None:
-    """Raise ConfigError if the run trains on features that were made by other encoders.
+    """Raise ConfigError if the run trains on features that were made with different encoders.
 
     is_main: True for the rank that builds the encoders if their weights must be compared.
     """
@@ -247,7 +247,7 @@ def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[D
         return []
     found = [source for source in sources if settings.split in _opened(source).shards.splits]
     if found:
-        _log.info("evaluation uses the first %d batches per rank of split %r", settings.num_batches, settings.split)
+        _log.info("evaluation uses the first %d batches per rank from split %r", settings.num_batches, settings.split)
         return found
     remedy = "shard with --val-fraction, or set eval.split=train to evaluate on clips that are also used for training"
     if settings.sample_steps or settings.split != "val":

@@ -53,7 +53,7 @@ def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batc
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Sum of one figure over the samples of a held-out batch, and the number of these samples."""
+    """Sum of one figure over the samples in a held-out batch, and the number of these samples."""
 
     name: str
     bucket_id: str
@@ -74,7 +74,7 @@ def _mean(sums: Sequence[HeldOut]) -> float:
 def prompted(batch: Batch, prompts: Sequence[str]) -> Batch:
     """Return a batch with one sample per prompt and fixed seeds.
 
-    All samples have the bucket and the conditions of the first sample of `batch`.
+    All other values are copied from the first sample in `batch`.
     """
     rows = len(prompts)
 

@@ -123,7 +123,7 @@ def has_sharded_weights(accelerator: Accelerator) -> bool:
 
 
 def end_processes() -> None:
-    """Leave the process group of a launch."""
+    """Leave the process group that a launcher set up."""
     PartialState().destroy_process_group()
 
 

@@ -80,7 +80,7 @@ def _mean_loss(batches: Sequence[BucketLoss]) -> float:
 
 
 def append_metrics(folder: Path, line: MetricLine) -> None:
-    """Append one line to the metrics. Numbers that JSON cannot represent become null."""
+    """Append one line to metrics.jsonl. Numbers that JSON cannot represent become null."""
     text = json.dumps(_finite(line), allow_nan=False) + "\n"
     with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
         file.write(text)

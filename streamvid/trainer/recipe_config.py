@@ -1,6 +1,6 @@
 """Configuration of a recipe's run: the options that follow from its name, the model and the kind of training.
 
-Everything here is a default for options of TrainConfig, which a file, flags and --set override.
+All values here are defaults for TrainConfig options. A file, flags and --set override them.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Run:
     """Training run. Its constructor raises ConfigError and StateError before anything is written.
 
     stack: closes everything that the run opens.
-    module, loader, eval_loader: objects to use instead of those that the configuration describes.
+    module, loader, eval_loader: objects to use in place of the configured module and loaders.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ _SLURM_CPUS = 12
 def command(
     config: str | None, overrides: tuple[str, ...], cluster: ClusterOptions, dry_run: bool, as_json: bool
 ) -> int:
-    """Encode the dataset of a config with the config's model, and store the features in data.features.url."""
+    """Encode a config's dataset with its model, and store the features in data.features.url."""
     from streamvid.config import load_config
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig

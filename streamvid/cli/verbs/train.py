@@ -44,7 +44,9 @@ its newest checkpoint."""
 @click.option(
     "--recipe", metavar="NAME", help=("Model family to fine-tune, such as wan2.1.  [default: detected from --model]")
 )
-@click.option("--model", type=LOCATION, metavar="FOLDER", help="Folder of a diffusers pipeline, for a recipe.")
+@click.option(
+    "--model", type=LOCATION, metavar="FOLDER", help="Folder with the diffusers pipeline that a recipe trains."
+)
 @click.option("--dataset", type=LOCATION, metavar="URL", help="Sealed dataset; sets data.dataset.")
 @click.option("--output", type=LOCATION, metavar="FOLDER", help="Output folder of the run; sets output.")
 @click.option("--lora", is_flag=True, default=None, help="Train adapters instead of all weights; requires a recipe.")

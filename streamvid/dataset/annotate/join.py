@@ -27,7 +27,7 @@ _KINDS = {"bool": "bool", "int64": "int64", "double": "double", "string": "strin
 
 
 class Join:
-    """Join of an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
+    """Joins an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
 
     A join keeps the annotation, 4 bytes per sample, and the keys of about a million samples in memory.
     """
@@ -137,7 +137,7 @@ class Join:
         progress("annotate", len(files), len(files))
 
     def _tables(self, path: str, target: pa.Schema) -> Iterator[pa.Table]:
-        """Yield a table of the new columns for each row group of a samples file."""
+        """For each row group in a samples file, yield a table of the new columns."""
         shards, numbers = self._dataset.shards, self._shards_of(path)
         for row_group, keys in enumerate(self._dataset.stored_rows(path, ["key"])):
             table, number = keys.slice(0, 0), numbers.get(row_group)

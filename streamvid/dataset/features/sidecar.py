@@ -191,7 +191,7 @@ class Sidecar:
         )
 
     def tensors(self, data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
-        """Return the tensors of a member as views of `data`. Raises IntegrityError unless they match the manifest."""
+        """Return the tensors in a member as views of `data`. Raises IntegrityError unless they match the manifest."""
         found = decode_tensors(data, where)
         check_kinds(found, self.manifest.tensors, where)
         return found

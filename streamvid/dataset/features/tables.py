@@ -107,7 +107,7 @@ class SidecarShards:
         return int(self.table.num_rows)
 
     def shard(self, base: ShardInfo) -> SidecarShard | None:
-        """Return the feature shard that matches a shard of the dataset, or None if there is none."""
+        """Return the feature shard that matches a shard of the dataset, or None if there is no match."""
         rows = self.rows.get(base.bucket_id, range(0))
         numbers = numbers_of(chunk_of(self.table, "number"))[rows.start : rows.stop]
         row = rows.start + int(np.searchsorted(numbers, base.number))

@@ -110,7 +110,7 @@ def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
 
 
 def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
-    """Return the tensors of a safetensors file as views of `data`.
+    """Return the tensors in a safetensors file as views of `data`.
 
     Raises IntegrityError if the file is invalid (SAFE-1). where: name of the file in the message.
     """

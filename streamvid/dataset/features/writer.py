@@ -210,7 +210,7 @@ class SidecarWriter:
         return self.sealed is not None or _record_path(shard) in self._done
 
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:
-        """Write the features of `shard`. samples: (key, visits) of every sample, in the order of the shard.
+        """Write the features of `shard`. samples: a (key, visits) tuple for every sample, in the order of the shard.
 
         A finished shard is overwritten. Raises ConfigError for tensors that cannot be stored, DatasetError if the
         samples do not match the shard, and StorageError if the store fails.

@@ -64,7 +64,7 @@ class Filter:
             mask = _compiled(self.text, kinds).run(table)
         except ConfigError as error:
             raise DatasetError(
-                f"the columns of an index file differ from those of the dataset ({error}); copy or rebuild the dataset"
+                f"the columns of an index file differ from the dataset's columns ({error}); copy or rebuild the dataset"
             ) from error
         return np.asarray(pc.indices_nonzero(pc.fill_null(mask, False))).astype(np.int32)
 

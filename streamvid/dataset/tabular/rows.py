@@ -94,7 +94,7 @@ def _naming(verb: str) -> Iterator[None]:
 
 
 class Rows(Sequence[_Row], Generic[_Row]):
-    """Immutable sequence of values of one dataclass, stored on disk. Values are created when they are read.
+    """Immutable, disk-backed sequence of instances of one dataclass. Instances are created when they are read.
 
     Fields with numbers, booleans or text, including fields of nested dataclasses, are Arrow columns. All other fields
     are stored as pickles, which is safe because only this process can write the file. Sequential reads are fast; random

@@ -75,7 +75,7 @@ def copy_dataset(
 ) -> CopyReport:
     """Copy the sealed dataset at `source` to `dest`. Both are URLs or open stores. Copying is idempotent.
 
-    A copy contains one version: the newest, or the one that `source` names, such as "s3://bucket/ds@7".
+    A copy contains one version: the newest, or the version that `source` names, such as "s3://bucket/ds@7".
 
     The SHA-256 of every file is verified in transit, and the manifest is written last. An interrupted copy resumes: a
     journal in the folder `journal` (by default the user's cache) lists the finished files. If the same dataset is at

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class FileCopier:
-    """Copier of files between two stores. If `dest` is remote, only files larger than 16 MiB use the scratch folder."""
+    """Copies files between two stores. If `dest` is remote, only files larger than 16 MiB use the scratch folder."""
 
     source: Store
     dest: Store

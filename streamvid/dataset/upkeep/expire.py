@@ -45,7 +45,7 @@ def parse_age(value: str | float) -> float:
             raise ConfigError(f"expire={value!r}: must be a number and a unit (s, m, h, d or w), such as 30d")
         return float(match[1]) * _UNITS[match[2]]
     if isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise ConfigError(f"expire={value!r}: must be at least 0 seconds, or text such as '30d'")
+        raise ConfigError(f"expire={value!r}: must be a number of seconds (at least 0), or text such as '30d'")
     return float(value)
 
 

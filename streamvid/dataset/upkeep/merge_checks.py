@@ -65,7 +65,7 @@ def _unlike(dest: Dataset, source: Dataset, name: str, own: object, other: objec
 
 
 def merged_buckets(datasets: Sequence[Dataset]) -> tuple[Bucket, ...]:
-    """Return the buckets of all datasets, starting with those of the first dataset."""
+    """Return the buckets of all datasets, starting with the buckets of the first dataset."""
     buckets: dict[str, Bucket] = {}
     for dataset in datasets:
         for bucket in dataset.manifest.buckets:

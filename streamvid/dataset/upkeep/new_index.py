@@ -85,7 +85,7 @@ class _WrittenFiles:
 
 @dataclass(frozen=True)
 class NewIndex:
-    """Writer of the index files of a new version.
+    """Writes the index files of a new version.
 
     dataset: version that is being changed.
     affected: samples files of `dataset` that are replaced as a whole.

@@ -107,7 +107,7 @@ def taken_names(dataset: Dataset, dead: Sequence[ShardInfo]) -> set[ShardName]:
 def build_id_of(parts: Sequence[Part], number: int, taken: set[ShardName]) -> int:
     """Return a build id that depends only on the shard's content and results in an unused name.
 
-    taken: names of all shards of all versions. The function adds the new name to `taken`.
+    taken: names of all shards in all versions. The function adds the new name to `taken`.
     """
     digest = hashlib.sha256(str(number).encode())
     for part in parts:

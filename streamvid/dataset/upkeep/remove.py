@@ -236,7 +236,7 @@ def _removed_before(dataset: Dataset, selection: SampleSelection) -> tuple[list[
 
 
 def _same_clips(dataset: Dataset, samples: Sequence[RemovedSample]) -> list[str]:
-    """Return the keys of other samples whose clips have the same bytes as those of `samples`."""
+    """Return the keys of other samples whose clips are byte-identical to the clip of a sample in `samples`."""
     removed, keys = {one.clip_sha256 for one in samples}, {one.key for one in samples}
     found: list[str] = []
     for shard in dataset.shards if removed else ():

@@ -98,7 +98,8 @@ def _read_keys(path: Path) -> tuple[tuple[str, ...], set[str]]:
             found.update(block.column(own).as_kind("string").drop_null().to_pylist())
     if not found:
         raise SourceError(
-            f"{path} contains no keys; list one key per line, or the keys in a column named key, record_key or source"
+            f"{path} contains no keys; list one key per line, or put the keys in a column named key, record_key "
+            "or source"
         )
     return columns, found
 

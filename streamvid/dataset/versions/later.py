@@ -56,7 +56,7 @@ class Later:
         return Later(later, frozenset(_removed_from(dataset, gone, moved)), moved)
 
     def shards_of(self, shard: ShardInfo) -> list[ShardInfo] | None:
-        """Return those shards of the newest version that can contain the samples of an earlier shard.
+        """Return the shards in the newest version that can contain samples from an earlier shard.
 
         The result is None if the newest version still contains the earlier shard.
         """
@@ -119,7 +119,7 @@ _announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of 
 
 
 class LaterVersions:
-    """Effects of later versions on the samples of several datasets, for a run on earlier versions. Thread-safe.
+    """Effects of later versions on the samples in several datasets, for a run on earlier versions. Thread-safe.
 
     datasets: maps numbers to datasets. Methods accept these numbers, and ignore other numbers.
     silent: numbers of datasets whose removed samples are not logged.

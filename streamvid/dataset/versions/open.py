@@ -75,7 +75,7 @@ def _exists(path: str) -> bool:
 
 
 def version_path(number: int) -> str:
-    """Return the path of the manifest of a version."""
+    """Return the path of a version's manifest."""
     return f"{_FOLDER}/manifest-{number:06d}.json"
 
 
@@ -130,7 +130,7 @@ def open_cache(options: StorageOptions) -> BlockCache | None:
 def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, version: int | None = None) -> Dataset:
     """Open a dataset at the version and view that `ref` names. Raises the same errors as `open_dataset`.
 
-    version: number of the version to open instead of the one that `ref` names.
+    version: number of the version to open instead of the version that `ref` names.
     """
     newest = read_manifest(store)
     manifest = find_version(store, newest, ref.version if version is None else version)
@@ -205,7 +205,7 @@ def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
 
 
 def files_of_version(store: Store, manifest: Manifest) -> set[str]:
-    """Return the paths of all files of a version, including its own manifest.
+    """Return the paths of all files in a version, including its own manifest.
 
     If an interrupted deletion of the version has removed the shard table, the tars no longer exist, and are omitted.
     """
@@ -216,6 +216,6 @@ def files_of_version(store: Store, manifest: Manifest) -> set[str]:
 
 
 def kept_files(store: Store, newest: Manifest, without: frozenset[int] = frozenset()) -> set[str]:
-    """Return the paths of all files of all kept versions, including their manifests. without: versions to omit."""
+    """Return the paths of all files in all kept versions, including their manifests. without: versions to omit."""
     kept = (manifest for manifest in history(store, newest) if manifest.version not in without)
     return {MANIFEST}.union(*(files_of_version(store, manifest) for manifest in kept))

@@ -1,4 +1,4 @@
-"""Preflight check of a run: dataset and model, memory per bucket, one step of the largest bucket, and time."""
+"""Preflight check of a run: dataset and model, memory per bucket, one step in the largest bucket, and time."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ def _bytes_of(batch: Batch) -> int:
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter of the bytes of all live tensors that operations have returned.
+    """Counts the bytes of all live tensors that operations have returned.
 
-    known: data pointers of storages that do not count.
+    known: data pointers of storages that are not counted.
     """
 
     def __init__(self, known: Collection[int]) -> None:

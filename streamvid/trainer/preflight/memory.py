@@ -59,14 +59,14 @@ class FixedMemory:
 
 @dataclass(frozen=True)
 class ActivationPlane:
-    """Coefficients for the bytes of a batch's activations: fixed + size · (per_sample + per_token · tokens)."""
+    """Coefficients that predict a batch's activation bytes as fixed + size · (per_sample + per_token · tokens)."""
 
     fixed: float
     per_sample: float
     per_token: float
 
     def of(self, size: int, tokens: int) -> float:
-        """Return the bytes of a batch of `size` samples with `tokens` tokens each."""
+        """Return the predicted bytes for a batch of `size` samples with `tokens` tokens each."""
         return max(0.0, self.fixed + size * (self.per_sample + self.per_token * tokens))
 
 
@@ -88,7 +88,7 @@ class Activations:
         return round(self.stored.of(size, tokens) / self.num_blocks) if self.num_blocks else 0
 
     def backward(self, size: int, tokens: int, is_checkpointed: bool) -> int:
-        """Return the bytes of activations at the beginning of the backward pass, when most activations exist."""
+        """Return the size of all activations in bytes when the backward pass begins and most activations exist."""
         if not is_checkpointed or not self.num_blocks:
             return round(self.stored.of(size, tokens) + _WORK * self.block(size, tokens))
         return round(self.inputs.of(size, tokens) + (1 + _WORK) * self.block(size, tokens))
@@ -96,7 +96,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Bytes of a batch with the outputs of `encode`, and the peak number of bytes while the batch was encoded."""
+    """Size in bytes of a batch with the outputs of `encode`, and the peak memory in bytes while it was encoded."""
 
     bytes: int
     peak_bytes: int
@@ -126,7 +126,7 @@ class StepMemory:
 
     @property
     def backward(self) -> int:
-        """Bytes of activations at the beginning of the backward pass."""
+        """Size of all activations in bytes when the backward pass begins."""
         return self.activations.backward(self.size, self.tokens, self.is_checkpointed)
 
     @property
@@ -189,7 +189,7 @@ def checkpoint_blocks(trial: TrialRun) -> int:
 
 
 def _repeated(batch: Batch, size: int) -> Batch:
-    """Return a batch of `size` copies of the first sample of `batch`."""
+    """Return a batch with `size` copies of the first sample in `batch`."""
     return prompted(batch, [batch.text[0]] * size)
 
 
