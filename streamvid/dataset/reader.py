@@ -292,7 +292,7 @@ class Dataset:
         )
 
     def shards_table(self) -> pa.Table:
-        """Return the shard table: one row per shard, in the order of plans."""
+        """Return the shard table: one row per shard, in the order that plans use."""
         import pyarrow as pa
 
         rows = [{**asdict(shard), "path": shard.path} for shard in self.shards]

@@ -149,7 +149,7 @@ class ShardTable(Sequence[ShardInfo]):
         return ShardTable(**columns)
 
     def arranged(self, bucket_ids: Sequence[str]) -> ShardTable:
-        """Return the table in the order of plans: by bucket in the order of `bucket_ids`, then by ascending number."""
+        """Return the table in the order that plans use: by bucket as in `bucket_ids`, then by ascending number."""
         places = {name: place for place, name in enumerate(bucket_ids)}
         ranks = np.array([places.get(name, len(places)) for name in self.bucket_id.names], np.int64)
         order = np.lexsort((self.number, ranks[self.bucket_id.codes]))
@@ -222,7 +222,7 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
             taken = [rows.pop(number, None) for number in range(first, first + one.num_shards)]
             if None in taken:
                 raise DatasetError(
-                    f"{where}: draw set {one.name} lists a shard of bucket {bucket_id} that is missing or belongs "
+                    f"{where}: draw set {one.name} lists a shard in bucket {bucket_id} that is missing or belongs "
                     "to another set; copy the dataset again"
                 )
             alike.append([(int(shards.num_samples[row]), shards.split[row]) for row in taken if row is not None])

@@ -196,7 +196,7 @@ class _OpenPipeline:
     def _with(self, settings: ViewSettings) -> MixPart:
         """Return the split's part with its settings replaced by `settings`.
 
-        The part's number identifies the needed columns in the pipeline's cache.
+        Parts that need different columns have different numbers, by which the pipeline caches columns.
         """
         dataset = self._part.dataset
         settings.view.check(dataset.manifest.clips, list(dataset.manifest.buckets), dataset.url)

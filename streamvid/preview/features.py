@@ -72,8 +72,8 @@ def open_features(
         return [None] * len(datasets)
     if len(given) != len(datasets):
         raise ConfigError(
-            "--features must be given once per dataset, in the same order; the number of datasets is "
-            f"{len(datasets)}, but --features was given for {len(given)}"
+            "--features must be given once per dataset, in the same order; there are "
+            f"{len(datasets)} datasets, but --features was given {len(given)} time(s)"
         )
     found = [open_sidecar(url, storage) for url in given]
     for sidecar, dataset in zip(found, datasets, strict=True):

@@ -206,7 +206,7 @@ class SidecarWriter:
         return {file.path for file in self._store.files(STAGING)}
 
     def is_done(self, shard: ShardInfo) -> bool:
-        """Return True if an earlier run has finished a shard."""
+        """Return True if an earlier run has finished `shard`."""
         return self.sealed is not None or _record_path(shard) in self._done
 
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:

@@ -109,7 +109,10 @@ class Rows(Sequence[_Row], Generic[_Row]):
 
     @staticmethod
     def of(kind: type[_Row], values: Iterable[_Row]) -> Rows[_Row]:
-        """Store the values, and return them as rows. Errors raised by `values` are not converted."""
+        """Store the values, and return them as rows.
+
+        Errors raised while iterating over `values` propagate unchanged.
+        """
         form, spill, values = _form_of(kind), Spill(), iter(values)
         while block := list(islice(values, BLOCK_ROWS)):
             spill.append(form.encode(block))

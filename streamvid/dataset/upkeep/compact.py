@@ -175,7 +175,7 @@ def _dry_run(plan: Compaction, age: float | None) -> CompactReport:
 
 @dataclass
 class Compaction:
-    """Plan of a compaction.
+    """Plan for a compaction.
 
     written: shards to write.
     dead: shards without remaining samples.

@@ -139,7 +139,7 @@ def remove(
 
 
 class _Removal:
-    """Selected samples, and the shard table that remains without these samples."""
+    """Samples selected for removal, and the shard table without them."""
 
     def __init__(
         self,

@@ -105,7 +105,7 @@ def _removed_from(
 
 
 def _reached(first: ShardName, following: Mapping[ShardName, Sequence[ShardName]]) -> set[ShardName]:
-    """Return a set with a shard and all shards to which its samples were moved, in one or more moves."""
+    """Return a set of a shard and all shards to which its samples were moved, directly or in several moves."""
     waiting, seen = [first], set[ShardName]()
     while waiting:
         name = waiting.pop()
@@ -143,9 +143,7 @@ class LaterVersions:
         try:
             self.refresh(is_opening=self._is_new)
         except StreamvidError as error:
-            _log.warning(
-                "cannot determine which samples have been removed from the datasets in the meantime: %s", error
-            )
+            _log.warning("cannot determine which samples later versions of the datasets have removed: %s", error)
         self._is_new = False
         for number, dataset in self._datasets.items():
             later = self._later.get(number)

@@ -139,7 +139,7 @@ def _with_reader_files(draft: Manifest, others: dict[str, bytes]) -> Manifest:
 
 
 def _put_reader_files(store: Store, new: Manifest, old: Manifest, others: dict[str, bytes]) -> None:
-    """Replace those files for other readers that differ in the new version. The names of these files are fixed."""
+    """Replace each file for other readers whose content differs in the new version. These files have fixed names."""
     there = set(old.files.other)
     for file in new.files.other:
         if file.path in others and file not in there:

@@ -46,7 +46,7 @@ class TrialRun:
         return [batch.bucket for batch in self.batches()]
 
     def batches(self) -> list[Batch]:
-        """Return one batch per bucket that has a step, in host memory."""
+        """Return one batch in host memory for each bucket that has a step."""
         steps = {row.bucket_id: row.num_steps for row in self.loader.plan_report()}
         self.loader.set_epoch(0)
         return [batch.clone() for batch in itertools.islice(self.loader, sum(count > 0 for count in steps.values()))]

@@ -39,7 +39,7 @@ target size are merged. Samples and their clips stay the same. If the command is
 @click.option(
     "--expire",
     metavar="AGE",
-    help="Also delete untagged versions older than this age, such as 30d, and files that no version references.",
+    help="Also delete untagged versions older than this age (such as 30d), and files that no version references.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done, without changing anything.")
 @click.option(
