@@ -36,7 +36,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return (path, columns to read from it) for each file that contains any of `columns`, samples file first."""
+        """Return a (path, columns to read) tuple for each file that contains any of `columns`, samples file first."""
         wanted: dict[str, list[str]] = {samples_path: []}
         place = self.places[samples_path]
         for name in columns:

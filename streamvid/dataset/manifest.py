@@ -343,7 +343,7 @@ Verb: TypeAlias = Literal["shard", "append", "remove", "merge", "compact", "anno
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change that produced a version from the previous version.
+    """Change that turned the previous version into this version.
 
     num_added, num_removed: numbers of samples that the version adds and removes.
     note: the reason that the user gave, or a short description.

@@ -267,7 +267,7 @@ class _Lists:
         return found
 
     def offsets(self, gaps: str) -> Int64s:
-        """Return the offset of each packet, from the gaps between packets."""
+        """Return the offset of each packet, computed from the gaps between packets."""
         return self.summed(self.numbers(gaps) + self.sizes) - self.sizes
 
 

@@ -22,7 +22,7 @@ _LORA_LR, _FULL_LR = 1e-4, 1e-5
 def recipe_named(name: str | None, model: str | None) -> Recipe:
     """Return the recipe with this name or, without a name, the recipe for the model in a folder.
 
-    Raises ConfigError for an unknown name, for a model of another family, and if the recipe cannot be determined.
+    Raises ConfigError for an unknown name, for a model from another family, and if the recipe cannot be determined.
     """
     pipeline = None if model is None else _pipeline_of(Path(model).expanduser())
     fitting = [recipe.name for recipe in RECIPES.values() if pipeline in recipe.pipelines]

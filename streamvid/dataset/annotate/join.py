@@ -85,7 +85,7 @@ class Join:
     def _match(self) -> list[npt.NDArray[np.int32]]:
         """Return one int32 array of shape (num_samples,) per shard.
 
-        It holds each sample's row in the annotation, or -1.
+        It holds each sample's row in the annotation, or -1 for a sample without a row.
         """
         import pyarrow as pa
         import pyarrow.compute as pc

@@ -331,7 +331,7 @@ def _extensions(part: Part) -> tuple[str, ...]:
 
 
 def _delete(store: Store, newest: Manifest) -> tuple[tuple[str, ...], int]:
-    """Delete the tars whose samples were removed or replaced. Return (paths, total size) of the deleted tars."""
+    """Delete the tars whose samples were removed or replaced. Return their paths and total size."""
     deleted, num_bytes = [], 0
     for path, row in sorted(deleted_shards(read_moved(store, newest.files.moved)).items()):
         for name in (path, offsets_path(path)):

@@ -259,7 +259,7 @@ class _Copy:
     def _copy_files(self, copier: FileCopier, there: dict[str, FileState], others: set[str] | None) -> tuple[int, int]:
         """Copy the files that are missing or wrong at `dest`.
 
-        Return (number, total size in bytes) of the copied files.
+        Return the number and the total size in bytes of the copied files.
         """
         total, num_copied, num_bytes = count_files(self.dataset), 0, 0
         files: Iterator[FileInfo] = dataset_files(self.dataset)

@@ -169,7 +169,7 @@ def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate
 
 
 def _keys(dataset: Dataset) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield (row of the shard table, keys, record keys) for each shard."""
+    """For each shard, yield its row in the shard table, its keys and its record keys."""
     for place, shard in enumerate(dataset.shards):
         table = dataset.samples(shard, ("key", "record_key"))
         yield place, table.column("key").to_pylist(), table.column("record_key").to_pylist()

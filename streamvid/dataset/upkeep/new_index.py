@@ -104,7 +104,7 @@ class NewIndex:
     def write(self, shards: Sequence[NewShard], facts: Sequence[TarFacts]) -> tuple[Manifest, ShardTable]:
         """Write the index files for `shards`, which replace the shards in the affected samples files.
 
-        Return (manifest, shard table). The manifest lacks the fields that follow from the shard table.
+        Return the manifest and the shard table. The manifest lacks the fields that follow from the shard table.
         """
         manifest, store = self.dataset.manifest, self.dataset.store
         order = {bucket.id: place for place, bucket in enumerate(self.buckets)}
