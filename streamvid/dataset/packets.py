@@ -155,7 +155,7 @@ class PacketTables:
             raise IntegrityError(f"{where} cannot be read ({error}); copy or rebuild the dataset") from error
 
     def _take(self, columns: dict[str, pa.Array]) -> None:
-        """Decode the packets of all clips at once, which is ten times as fast as decoding one clip at a time."""
+        """Decode the packets of all clips together, which is ten times as fast as decoding one clip at a time."""
         self._columns = columns
         self._texts, self._checksums = columns["stream"], columns["checksums"]
         lists = _Lists(columns, "size", ("time_step", "gap", "flags"))

@@ -149,7 +149,7 @@ class ShardTable(Sequence[ShardInfo]):
         return ShardTable(**columns)
 
     def arranged(self, bucket_ids: Sequence[str]) -> ShardTable:
-        """Return the table in the order that plans use: by bucket as in `bucket_ids`, then by ascending number."""
+        """Return the table in the order that plans use: buckets as in `bucket_ids`, then ascending shard numbers."""
         places = {name: place for place, name in enumerate(bucket_ids)}
         ranks = np.array([places.get(name, len(places)) for name in self.bucket_id.names], np.int64)
         order = np.lexsort((self.number, ranks[self.bucket_id.codes]))

@@ -77,7 +77,7 @@ def sample_facts(dataset: Dataset, place: SamplePlace) -> SampleFacts:
 
 
 def facts_of_row(place: SamplePlace, row: Mapping[str, object]) -> SampleFacts:
-    """Return the facts about a sample from its index row."""
+    """Build a sample's facts from its index row."""
     return SampleFacts(place, {name: _plain(value) for name, value in row.items()})
 
 

@@ -198,7 +198,7 @@ class Sidecar:
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Null tensors by name. They replace a sample's tensors of the same names if it is delivered without text."""
+        """Maps names to null tensors, which replace a sample's tensors if the sample is delivered without text."""
         file = self.manifest.null_file
         if file is None:
             return {}

@@ -174,7 +174,7 @@ class MemberTable:
         return self.offsets.nbytes + self.sizes.nbytes + self.sha256.nbytes
 
     def place(self, row: int, visit: int) -> tuple[int, int, bytes] | None:
-        """Return (offset, size, SHA-256) of the member for a sample (`row`) and a visit, or None if it is missing."""
+        """Return the offset, size and SHA-256 of the member for `row` and `visit`, or None if it is missing."""
         place = row * self.num_visits + visit % self.num_visits
         if self.offsets[place] < 0:
             return None
