@@ -133,7 +133,7 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return the texts as large strings, and a mapping from row index to reason for each text with invalid Unicode.
+    """Return the texts as large strings, and a mapping from the index of each text with invalid Unicode to the reason.
 
     Invalid characters are escaped or replaced.
     """

@@ -183,8 +183,8 @@ def _open(store: Store, newest: Manifest, number: int) -> Dataset:
 def _is_publishing(store: Store, newest: Manifest) -> bool:
     """Return True if a writer is replacing the files for other readers, or was killed while doing so.
 
-    The next writer completes the replacement. Return False if the store cannot report whether a file exists, because
-    the access keys do not permit listing.
+    The next writer completes the replacement. Return False if the store cannot report whether a file exists, for
+    example because the access keys do not permit listing.
     """
     try:
         return store.size(version_path(newest.version + 1)) is not None

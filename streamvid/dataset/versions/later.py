@@ -105,7 +105,7 @@ def _removed_from(
 
 
 def _reached(first: ShardName, following: Mapping[ShardName, Sequence[ShardName]]) -> set[ShardName]:
-    """Return a set of a shard and all shards to which its samples were moved, directly or in several moves."""
+    """Return a set of a shard and all shards to which its samples were moved, directly or indirectly."""
     waiting, seen = [first], set[ShardName]()
     while waiting:
         name = waiting.pop()

@@ -141,7 +141,7 @@ def find_version(store: Store, newest: Manifest, version: str | int | None) -> M
     """Return the manifest of a version.
 
     Raises ConfigError for an unknown version, and DatasetError for a deleted version. The manifest of an earlier
-    version omits the files for other readers, because the stored ones always belong to the newest version.
+    version omits the files for other readers, because the stored files always belong to the newest version.
     """
     number = resolve(newest, version, store.url)
     if number == newest.version:
