@@ -105,9 +105,9 @@ def print_table(
 ) -> None:
     """Print a table with right-aligned numbers and left-aligned text.
 
-    On a terminal, columns that do not fit the width are printed in additional tables below the first, and long
-    text is wrapped between words. In a file or a pipe, lines can have any length.
-    err: True to print on standard error.
+    On a terminal, columns that do not fit the width are printed in additional tables below the first, and long text is
+    wrapped between words. When the output goes to a file or a pipe, lines can have any length.
+    err: True to print to standard error.
     """
     cells = [[printable(str(cell)) for cell in row] for row in rows[:max_rows]]
     columns = [
@@ -185,7 +185,7 @@ def _table_lines(columns: list[_TableColumn], width: int) -> list[str]:
 
 
 def size(num_bytes: int) -> str:
-    """Format a number of bytes with decimal units, such as 12.3 MB."""
+    """Format a number of bytes in decimal units, for example as 12.3 MB."""
     from rich.filesize import decimal
 
     return decimal(int(num_bytes))
@@ -205,5 +205,5 @@ def run_and_print(
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document on standard output."""
+    """Print one JSON document to standard output."""
     click.echo(json.dumps(value, indent=2))  # ASCII is valid in any output encoding

@@ -161,7 +161,7 @@ def flags_of(
 
 
 def take(flags: Sequence[Flag], given: Values) -> Values:
-    """Remove the values of these flags from `given`, and return the values as nested mappings of fields."""
+    """Remove the values of these flags from `given`, and return them as nested mappings from field to value."""
     tree: Values = {}
     for flag in flags:
         value = given.pop(str(flag.name), None)
@@ -176,9 +176,9 @@ def take(flags: Sequence[Flag], given: Values) -> Values:
 def build(make: Callable[..., T], flags: Sequence[Flag], tree: Mapping[str, Any]) -> T:
     """Build options from the result of `take`.
 
-    Error messages contain the name of the flag instead of that of the field.
+    Error messages name the flag instead of the field.
 
-    make: the class of the options, or a function that returns them.
+    make: class of the options, or a function that creates the options.
     """
     try:
         return make(**tree)
@@ -245,7 +245,7 @@ def _flag(
 
 
 def _attributes(field: dataclasses.Field[Any], info: OptionInfo, members: Sequence[Any]) -> dict[str, Any]:
-    """Return the attributes of the click option for a field, which depend on the type of the field."""
+    """Return the attributes of the click option for a field. They depend on the field's type."""
     kinds = [member for member in members if member is not type(None)]
     origins = {typing.get_origin(kind): kind for kind in kinds}
     choices = allowed_choices(field, members)

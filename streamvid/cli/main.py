@@ -27,7 +27,7 @@ _VERBS = {
     "copy": "Copy a dataset between disks and object stores, verifying every checksum.",
     "demo": "Build a small corpus, shard it, stream it, and train on it.",
     "encode": "Encode a dataset with a model's encoders and store the features.",
-    "export": "Convert trained weights to the files of other tools.",
+    "export": "Convert trained weights to the file formats of other tools.",
     "extract": "Write single samples to files: the clip, the frames that the model gets, and the caption.",
     "ledger": "Verify and search the log of delivered samples.",
     "merge": "Add the samples of other datasets to a dataset.",
@@ -47,7 +47,7 @@ _UPKEEP = frozenset(("annotate", "append", "compact", "copy", "merge", "remove",
 
 
 class _Verbs(click.Group):
-    """Group of verbs. The module of a verb is imported when the verb runs or when the help of the verb is shown."""
+    """Group of verbs. The module of a verb is imported when the verb runs or its help is shown."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)

@@ -1,4 +1,4 @@
-"""Execution of `streamvid train --check` and `--profile`, and output of their results."""
+"""Implementation of `streamvid train --check` and `streamvid train --profile`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _print_memory(report: CheckReport) -> None:
 
 
 def run_profile(config: TrainConfig) -> int:
-    """Measure the buckets of a run, and write the cost table to its output folder."""
+    """Measure the cost of each bucket in a run, and write the cost table to the run's output folder."""
     from streamvid.trainer.preflight.profile import COSTS_FILE, profile
 
     with ProgressBar() as progress:

@@ -177,7 +177,7 @@ def stored_line(stored_clips: tuple[int, int]) -> str:
 
 
 def _row(report: ShardReport, row: BucketRow) -> dict[str, object]:
-    """Return the table cells for one bucket, by column header."""
+    """Return the table cells for one bucket, as a mapping from column header to cell."""
     cells: dict[str, object] = {
         "bucket": row.bucket_id,
         "T x H x W": f"{row.num_frames} x {row.height} x {row.width}",
@@ -207,7 +207,7 @@ def _print_rejections(report: ShardReport) -> None:
 
 
 def print_kinds(kinds: Sequence[RejectedKind], *, with_examples: bool) -> None:
-    """Print the number of rejections and the remedy for each kind."""
+    """For each kind of rejection, print the number of rejected rows and the remedy."""
     print_table(["rejected", "why", "remedy"], [(kind.count, kind.kind, kind.remedy) for kind in kinds])
     if not with_examples:
         return

@@ -1,4 +1,4 @@
-"""Flags of `streamvid shard` and `streamvid append`, and what both verbs do with them."""
+"""Flags of `streamvid shard` and `streamvid append`, and the code that both verbs share."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ SHARD_FLAGS = sorted([*OPTION_FLAGS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GR
 
 
 def work_flags(dest: str, built: str) -> list[Flag]:
-    """Return the flags that select an operation instead of setting an option of a build.
+    """Return the flags that select an operation instead of setting a build option.
 
-    dest: name of the argument for the dataset, for help texts.
+    dest: how help texts name the argument for the dataset.
     built: past participle for help texts, such as "built".
     """
     return [
@@ -54,7 +54,7 @@ def work_flags(dest: str, built: str) -> list[Flag]:
 def take_tree(given: Values) -> Values:
     """Remove the values of SHARD_FLAGS from `given`.
 
-    Return these values as nested mappings of fields of ShardOptions.
+    Return them as nested mappings from the fields of ShardOptions to values.
     """
     keys = given.pop(str(_KEYS.name))
     buckets = take_buckets(given)
@@ -72,7 +72,7 @@ def take_tree(given: Values) -> Values:
 
 
 def run_work(work: Work, dest: str, *, as_json: bool, needs_samples: bool) -> int:
-    """Run a build, and print the summary of the input and the report. Return the exit code.
+    """Run a build, print a summary of its input and then its report, and return the exit code.
 
     needs_samples: True to return a failure if all rows are rejected.
     """

@@ -1,6 +1,6 @@
-"""Flags that several verbs share: those for object stores and for buckets.
+"""Flags for object stores and for buckets, which several verbs share.
 
-There are no flags for credentials of object stores, because a process list would show them.
+There are no flags for object store credentials, because a process list would show the credentials.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ storage_flags = option_flags(StorageOptions, "storage", group="Storage")
 _GROUP = "Buckets"
 _SIZES = flags_of(BucketConfig, group=_GROUP)
 _BASE = [
-    Flag(["--preset"], metavar="NAME", help="Bucket preset of a model; `streamvid presets` lists all presets."),
+    Flag(["--preset"], metavar="NAME", help="Bucket preset for a model; `streamvid presets` lists all presets."),
     Flag(
         ["--bucket-config"],
         group=_GROUP,
@@ -52,7 +52,7 @@ def take_buckets(given: Values) -> BucketConfig | None:
 
 
 def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
-    """Return the configuration of a preset or a file, in which the rules in `tree` replace the original rules."""
+    """Return the configuration from a preset or a file, with the rules in `tree` in place of the original rules."""
     if tree.get("ratios") == {"multiple": config.multiple}:
         del tree["ratios"]
     if "policy" in tree:
@@ -68,7 +68,9 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
 
 
 def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add flags to a command that copies: storage flags for both stores, and --source-… and --dest-… flags for one.
+    """Add storage flags to a command that copies.
+
+    Unprefixed flags apply to both stores, and --source-… and --dest-… flags to one store.
 
     The command receives StorageOptions as `source_storage` and `dest_storage`. A profile and anonymous access cannot be
     combined. If a store has its own flag for one of these, the common flags --profile and --anon therefore do not apply

@@ -1,4 +1,4 @@
-"""Submission of this process's command to Slurm."""
+"""Submits this process's own command as Slurm jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def submit_command(jobs: SlurmJobs, cluster: ClusterOptions, follow_up: str, *, 
 
 
 def _without(words: Sequence[str], flags: Collection[str]) -> Iterator[str]:
-    """Yield all words of a command line except `flags` and the values of these flags."""
+    """Yield all words of a command line except `flags` and their values."""
     is_value = False
     for word in words:
         name, equals, _ = word.partition("=")

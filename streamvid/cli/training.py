@@ -1,4 +1,4 @@
-"""Execution of `streamvid train` and `streamvid encode` in this process, and output of the results."""
+"""Implementation of `streamvid train` and `streamvid encode` within one process."""
 
 from __future__ import annotations
 

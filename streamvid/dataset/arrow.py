@@ -1,4 +1,7 @@
-"""Conversions between Arrow and NumPy that, unlike pyarrow's own, do not import pandas, and limits on Parquet files."""
+"""Conversions between Arrow and NumPy, and size limits for Parquet files.
+
+Unlike pyarrow's own conversions, these do not import pandas.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ def check_unpacked(footer: Any, num_bytes: int) -> None:
     unpacked = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
     limit = _UNPACKED_BYTES + _UNPACKED_RATIO * num_bytes
     if not 0 <= unpacked <= limit:
-        raise ValueError(f"the file has {num_bytes} bytes and unpacks to {unpacked} bytes; at most {limit} are allowed")
+        raise ValueError(
+            f"the file of {num_bytes} bytes unpacks to {unpacked} bytes; it may unpack to at most {limit} bytes"
+        )
 
 
 def check_footer(footer: Any, num_bytes: int) -> None:
@@ -47,13 +52,13 @@ def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def chunk_of(table: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array. The chunks of the table must have been combined."""
+    """Return a column as one array. The caller must have combined the table's chunks."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks else column.combine_chunks()
 
 
 def array_of(values: npt.NDArray[Any]) -> pa.Array:
-    """Return an Arrow array that shares the memory of `values`, or of a copy if `values` is not contiguous."""
+    """Return an Arrow array that shares memory with `values`, or with a copy if `values` is not contiguous."""
     import pyarrow as pa
 
     values = np.ascontiguousarray(values)

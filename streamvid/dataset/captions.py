@@ -99,7 +99,7 @@ def captions_from_json(stored: str) -> Captions:
 
 
 def listed_captions(value: object) -> object:
-    """Decode captions that are stored as the text of a JSON list, as in CSV files. Return other values unchanged.
+    """Decode captions that are stored as a JSON list in text form, as in CSV files. Return other values unchanged.
 
     [text, weight] pairs in a list become {"text": ..., "weight": ...} objects.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ColumnGroups:
     """Column groups of a dataset. If several groups contain the same column, the last group takes precedence.
 
-    places: position of each samples file by path. The matching file of a group has the same position in the group.
+    places: maps the path of each samples file to its position. The matching file of a group has the same position.
     """
 
     groups: tuple[ColumnGroup, ...]
@@ -36,7 +36,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return (path, columns to read from it) for each file that contains any of `columns`, samples file first."""
+        """Return a (path, columns to read) tuple for each file that contains any of `columns`, samples file first."""
         wanted: dict[str, list[str]] = {samples_path: []}
         place = self.places[samples_path]
         for name in columns:
@@ -45,7 +45,7 @@ class ColumnGroups:
         return [(path, names) for path, names in wanted.items() if names]
 
     def _owner(self, column: str, place: int) -> FileInfo | None:
-        """Return the last file with `column` for the samples file at position `place`, or None if no group has one."""
+        """Return the last file that contains `column` for the samples file at position `place`, or None."""
         files = (group.files[place] for group in reversed(self.groups) if column in group.columns)
         return next((file for file in files if file is not None), None)
 
@@ -65,7 +65,7 @@ class ColumnGroups:
 
 
 def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Join tables that have the same rows. Columns are in the order of `names`, and later tables take precedence."""
+    """Join tables that have the same rows. Columns follow the order of `names`, and later tables take precedence."""
     import pyarrow as pa
 
     columns = {name: table.column(name) for table in parts for name in table.column_names}
@@ -73,7 +73,7 @@ def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
 
 
 def typed(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """Return the columns `names` with the types of `schema`. Columns that `table` lacks are null."""
+    """Return the columns `names` with the types of `schema`. Columns missing from `table` are filled with nulls."""
     import pyarrow as pa
 
     def column(name: str) -> pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""Draw sets: groups of clips that are stored in several buckets. Each pass delivers a clip from at most one bucket.
+"""Draw sets: groups of clips that are stored in several buckets. A pass takes each clip from at most one bucket.
 
 The clips of a set have the same order in each of its buckets. In each bucket they fill `num_shards` consecutive shards,
 starting at shard number `first`, and matching shards have the same number of samples. A plan can therefore draw without
@@ -53,7 +53,7 @@ class StoredSet:
 def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:
     """Return the number of clips that are stored in several buckets, and the number of samples with these clips.
 
-    num_samples: number of samples by (bucket id, shard number).
+    num_samples: maps (bucket id, shard number) to the number of samples.
     """
     several = [one for one in sets if len(one.buckets) > 1]
     clips = [

@@ -66,12 +66,12 @@ class AudioEntry:
     codec: FFmpeg's name for the codec.
     sample_rate: sample rate in Hz.
     start_seconds: start time of the audio minus the time of the first frame.
-    gap_seconds: total duration of the gaps between samples.
-    silence_share, clipping_share: fraction of the duration that is silent, and fraction of the samples that are at
-        full scale.
+    gap_seconds: total duration of the gaps between audio samples.
+    silence_share, clipping_share: fraction of the duration that is silent, and fraction of the audio samples that are
+        at full scale.
     loudness_lufs: integrated loudness (EBU R128); None if all of the audio is below -70 LUFS.
 
-    Facts that require decoding are None if the audio does not decode.
+    Values that require decoding are None if the audio cannot be decoded.
     """
 
     codec: str
@@ -233,7 +233,7 @@ _MEDIA_TYPES = {
 
 
 def schema(types: Mapping[str, str]) -> pa.Schema:
-    """Return a pyarrow schema. types: type name by column name; the type `sha256` is 32 raw bytes."""
+    """Return a pyarrow schema. types: maps column names to type names; the type `sha256` stands for 32 raw bytes."""
     import pyarrow as pa
 
     return pa.schema(
@@ -291,7 +291,7 @@ def encode_rejections(rejections: Sequence[tuple[int, str, str, str]]) -> bytes:
 
 
 def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str]) -> bytes:
-    """Return the Parquet bytes of a small table. types: type name by column name, as in `schema`."""
+    """Return the Parquet bytes of a small table. types: maps column names to type names, as in `schema`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Verified reading of index files: no byte of a file is used before the checksum of the file is verified.
+"""Verified reading of index files: no byte of a file is used before the file's checksum is verified.
 
 Arrow errors are converted to IntegrityErrors that name the file.
 """
@@ -55,7 +55,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Call `read`, which returns a digest, until the digest is `sha256` or rereading cannot help.
+    """Call `read`, which returns a digest, until the digest equals `sha256` or further attempts cannot help.
 
     Return the last digest.
     """

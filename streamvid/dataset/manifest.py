@@ -114,7 +114,7 @@ class ColumnGroup:
 
     files: one file per samples file, in the same order. Each contains the keys, and has the same row groups and rows as
         the samples file. The entry is None for a samples file that was added after the columns.
-    columns: type by index column, as in `index.schema`. source_sha256: checksum of the annotation.
+    columns: maps each index column to its type, as in `index.schema`. source_sha256: checksum of the annotation.
     """
 
     files: tuple[FileInfo | None, ...]
@@ -127,7 +127,7 @@ class ColumnGroup:
 
     @property
     def known_files(self) -> tuple[FileInfo, ...]:
-        """All files of the group, without the entries that are None."""
+        """All files in the group, without the entries that are None."""
         return tuple(file for file in self.files if file is not None)
 
     @staticmethod
@@ -186,7 +186,7 @@ class ManifestFiles:
     """All files that the manifest lists. Tars and their offsets files are listed in the shard table instead.
 
     packets: one file per samples file, in the same order, or an empty tuple.
-    records: tables of the record keys of input rows, from which a later append recognizes known rows.
+    records: tables of input rows. A later append uses them to recognize rows that the dataset already knows.
     removed: tables of the samples that were removed later; see `removed.py`.
     moved: tables of deleted shards, and of the shards to which their remaining samples were moved.
     other: files for other readers, and files of columns added later.
@@ -245,7 +245,7 @@ class Fingerprints:
 
     plan: digest of everything that a plan depends on.
     base: digest of the tars, samples files, tables of removed samples, and rules for reading clips and inputs.
-    content: digest of `base` and of columns added later; equal to `base` without such columns.
+    content: digest of `base` and of columns added later; equal to `base` if there are no such columns.
     """
 
     plan: str
@@ -332,7 +332,7 @@ def _digest(lines: Iterable[bytes]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NativeClips:
-    """Encoding and quality of native clips. The quality is the luma PSNR in dB over all clips and per bucket."""
+    """Encoding and quality of native clips. Quality is the luma PSNR in dB, for all clips and for each bucket."""
 
     encoding: Mapping[str, Any]
     quality: Mapping[str, Any]
@@ -343,7 +343,7 @@ Verb: TypeAlias = Literal["shard", "append", "remove", "merge", "compact", "anno
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change that produced a version from the previous version.
+    """Change that turned the previous version into this version.
 
     num_added, num_removed: numbers of samples that the version adds and removes.
     note: the reason that the user gave, or a short description.
@@ -371,7 +371,7 @@ class Manifest:
     native: encoding and quality of native clips; None for other clips.
     frame_rate: frame rate at which clips are read.
     model: requirements of the model for which the buckets were chosen; None if unknown.
-    media: conditioning inputs by name. draws: sets of clips that are stored in several buckets.
+    media: maps names to conditioning inputs. draws: sets of clips that are stored in several buckets.
     columns: groups of columns added later; the last group that contains a column takes precedence.
     version: number of the version, from 1.
     parent: the manifest of the previous version, or None for the first version.
@@ -494,6 +494,6 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
 
 
 def read_manifest(store: Store) -> Manifest:
-    """Return the manifest of the newest version of the dataset in `store`. Raises DatasetError if there is none."""
+    """Return the newest manifest of the dataset in `store`. Raises DatasetError if there is no manifest."""
     remedy = "pass the DEST of a completed `streamvid shard SOURCE DEST`; if the command was interrupted, run it again"
     return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)

@@ -4,7 +4,7 @@ A table is stored as the length of an Arrow stream (uint64, little-endian), foll
 zstd. A file contains the tables of many shards end to end. A reader fetches a table with one ranged read, and verifies
 it with the checksum in the samples index.
 
-The columns of a clip's audio are null if the clip has none, or if its audio is decoded through its container.
+A clip's audio columns are null if the clip has no audio, or if its audio is decoded through its container.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def pack_stream(stream: bytes) -> bytes:
 
 
 class PacketTables:
-    """Reader of the packet table of one shard. Raises IntegrityError for invalid data.
+    """Reads the packet table of one shard. Raises IntegrityError for invalid data.
 
     where: name of the table in error messages.
     """
@@ -155,7 +155,7 @@ class PacketTables:
             raise IntegrityError(f"{where} cannot be read ({error}); copy or rebuild the dataset") from error
 
     def _take(self, columns: dict[str, pa.Array]) -> None:
-        """Decode the packets of all clips at once, which is ten times as fast as decoding one clip at a time."""
+        """Decode the packets of all clips together, which is ten times as fast as decoding one clip at a time."""
         self._columns = columns
         self._texts, self._checksums = columns["stream"], columns["checksums"]
         lists = _Lists(columns, "size", ("time_step", "gap", "flags"))
@@ -190,7 +190,7 @@ class PacketTables:
             raise IntegrityError(f"{self._where}, row {row}: {error}; rebuild the dataset") from error
 
     def audio(self, row: int) -> AudioIndex | None:
-        """Return the index of the audio packets of the clip in `row`, or None if the table does not contain it."""
+        """Return the audio packet index for the clip in `row`, or None if the table does not contain it."""
         import numpy as np
 
         from streamvid.video.audio.index import AudioIndex
@@ -217,7 +217,7 @@ class PacketTables:
 
     @cached_property
     def _audio(self) -> tuple[_Lists, Int64s, Int64s, Int64s, Int64s]:
-        """Tuple (lists, positions, offsets, heads, counts) of all clips' audio packets, computed on first use."""
+        """Audio packets of all clips, as (lists, positions, offsets, heads, counts). Computed on first use."""
         import numpy as np
 
         lists = _Lists(self._columns, "audio_size", ("audio_position_step", "audio_gap", "audio_head", "audio_count"))
@@ -254,11 +254,11 @@ class _Lists:
         self.sizes: Int64s = self.numbers(sizes).astype(np.int64)
 
     def numbers(self, name: str) -> Any:
-        """Return the values of all lists of a column, concatenated."""
+        """Return the concatenated values of all lists in a column."""
         return numbers_of(self._columns[name].values)[self._span]
 
     def summed(self, steps: Any) -> Int64s:
-        """Return the cumulative sums of `steps`, which start again at each list."""
+        """Return the cumulative sums of `steps`, starting over at the beginning of each list."""
         import numpy as np
 
         sums = np.cumsum(steps)
@@ -267,7 +267,7 @@ class _Lists:
         return found
 
     def offsets(self, gaps: str) -> Int64s:
-        """Return the offset of each packet, from the gaps between packets."""
+        """Return the offset of each packet, computed from the gaps between packets."""
         return self.summed(self.numbers(gaps) + self.sizes) - self.sizes
 
 

@@ -104,13 +104,13 @@ class Dataset:
         ):
             if said != found:
                 raise IntegrityError(
-                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but that of the dataset's files "
-                    f"is {found}; copy manifest.json and index/ again, or rebuild the dataset"
+                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but the dataset's files have the "
+                    f"fingerprint {found}; copy manifest.json and index/ again, or rebuild the dataset"
                 )
         check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
-        """Return this dataset reduced to `shard`. Each pass delivers all samples of the shard.
+        """Return this dataset reduced to one shard. Draw sets are omitted, so that each pass delivers all samples.
 
         The fingerprints stay the same. Do not use the result for operations on the whole dataset, such as filters and
         `samples_table`.
@@ -121,7 +121,7 @@ class Dataset:
         return view
 
     def without_view(self) -> Dataset:
-        """Return this dataset without the condition of the view under which it was opened."""
+        """Return this dataset without the condition of the view through which it was opened."""
         other = copy.copy(self)
         other.where = None
         return other
@@ -190,14 +190,14 @@ class Dataset:
         return [file.path for file in files if file is not None]
 
     def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str] | None) -> pa.Table:
-        """Return a shard's rows from its samples file, or from one file of `column_paths`.
+        """Return a shard's rows from its samples file, or from one of the files in `column_paths`.
 
-        Later files in that list take precedence.
+        If several of these files contain a column, the last file takes precedence.
         """
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """Return a digest of the values that were added to these index columns later, or None if none were added."""
+        """Return a digest of the values that were later added to these index columns, or None if there are none."""
         return self._groups.digest(columns)
 
     def check_place(
@@ -230,7 +230,7 @@ class Dataset:
     ) -> PacketTables:
         """Read the packet table of a shard, which covers all stored clips.
 
-        The other arguments are from the samples index.
+        The other arguments come from the samples index.
         """
         path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
         data = read_range(self.store, path, offset, num_bytes, sha256)
@@ -292,7 +292,7 @@ class Dataset:
         )
 
     def shards_table(self) -> pa.Table:
-        """Return the shard table: one row per shard, in the order of plans."""
+        """Return the shard table: one row per shard, in the order that plans use."""
         import pyarrow as pa
 
         rows = [{**asdict(shard), "path": shard.path} for shard in self.shards]

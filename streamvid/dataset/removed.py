@@ -84,7 +84,7 @@ def read_removed(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Removals:
-    """Rows of removed samples by shard, as ascending int32 row numbers."""
+    """Maps each shard to the rows of its removed samples, as ascending int32 numbers."""
 
     rows: Mapping[ShardName, Int32s] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class Removals:
         return Removals({name: np.unique(part) for name, part in zip(codes, parts, strict=True)})
 
     def of(self, shard: ShardInfo) -> Int32s | None:
-        """Return the rows of a shard that readers omit, or None if no sample of the shard was removed."""
+        """Return the rows that readers omit from a shard, or None if no sample was removed from it."""
         return self.rows.get((shard.bucket_id, shard.number, shard.build_id))
 
     def applied(self, shards: ShardTable) -> ShardTable:

@@ -109,7 +109,7 @@ class ShardTable(Sequence[ShardInfo]):
         return self.split.names
 
     def select(self, split: str) -> dict[str, Int64s]:
-        """Return the ascending int64 row numbers of a split's shards by bucket id, with buckets in order of appearance.
+        """Map each bucket id of a split to the row numbers of its shards (int64, ascending), in order of appearance.
 
         The mapping is empty if the split has no shards.
         """
@@ -149,7 +149,7 @@ class ShardTable(Sequence[ShardInfo]):
         return ShardTable(**columns)
 
     def arranged(self, bucket_ids: Sequence[str]) -> ShardTable:
-        """Return the table in the order of plans: by bucket in the order of `bucket_ids`, then by ascending number."""
+        """Return the table in the order that plans use: buckets as in `bucket_ids`, then ascending shard numbers."""
         places = {name: place for place, name in enumerate(bucket_ids)}
         ranks = np.array([places.get(name, len(places)) for name in self.bucket_id.names], np.int64)
         order = np.lexsort((self.number, ranks[self.bucket_id.codes]))
@@ -185,7 +185,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 @dataclass(frozen=True, eq=False)
 class ShardRows(Sequence[ShardInfo]):
-    """View of selected shards of a table. rows: int64 row numbers of shape (len(self),)."""
+    """View of selected shards in a table. rows: int64 row numbers of shape (len(self),)."""
 
     table: ShardTable
     rows: Int64s
@@ -211,7 +211,7 @@ def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
 
 
 def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> None:
-    """Raise DatasetError if draw sets share shards, or if the shards of a set do not match in all of its buckets."""
+    """Raise DatasetError if draw sets share shards, or if the shards of a set do not match between its buckets."""
     numbers: dict[str, dict[int, int]] = {}
     for one in sets:
         alike: list[list[tuple[int, str]]] = []
@@ -222,7 +222,7 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
             taken = [rows.pop(number, None) for number in range(first, first + one.num_shards)]
             if None in taken:
                 raise DatasetError(
-                    f"{where}: draw set {one.name} lists a shard of bucket {bucket_id} that is missing or belongs "
+                    f"{where}: draw set {one.name} lists a shard in bucket {bucket_id} that is missing or belongs "
                     "to another set; copy the dataset again"
                 )
             alike.append([(int(shards.num_samples[row]), shards.split[row]) for row in taken if row is not None])
@@ -234,7 +234,7 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
 
 
 def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:
-    """Return the table rows of a bucket's shards by shard number."""
+    """Map the shard numbers of a bucket to rows of the table."""
     found = np.flatnonzero([name == bucket_id for name in shards.bucket_id.names])
     mine = np.flatnonzero(shards.bucket_id.codes == (found[0] if len(found) else -1))
     return dict(zip(shards.number[mine].tolist(), mine.tolist(), strict=True))
@@ -256,7 +256,7 @@ def exact_sum(values: npt.NDArray[np.integer[Any]]) -> int:
 class ShardTableBuilder:
     """Builder of a shard table from verified record batches. It needs no more memory than the finished table.
 
-    Batches must have the columns of ShardInfo with the types of the format, and no nulls.
+    Batches must have the columns of ShardInfo, with the types that the format specifies and without nulls.
     """
 
     def __init__(self) -> None:

@@ -90,8 +90,8 @@ def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]
 def scan_tar(file: BinaryIO) -> Iterator[Member]:
     """Yield the members of a tar, reading headers only.
 
-    Raises IntegrityError for anything but regular files with USTAR headers (such as links, and PAX or GNU headers), for
-    a wrong header checksum, and for a tar that ends early. A damaged tar is therefore never mistaken for a shorter tar.
+    Raises IntegrityError for links and other special files, for headers in other formats (such as PAX or GNU), for a
+    wrong header checksum, and for a tar that ends early. A damaged tar is therefore never mistaken for a shorter tar.
     """
     offset = 0
     while True:
@@ -128,7 +128,7 @@ def parse_header(header: bytes, offset: int) -> Member:
 
 
 def tar_index(members: Sequence[Member]) -> bytes:
-    """Return the bytes of Energon's `.tar.idx`: the offset of each sample, then the end, as little-endian uint64."""
+    """Return the bytes of Energon's `.tar.idx`: the offsets of the samples and of the end, as little-endian uint64."""
     offsets: list[int] = []
     last_key = None
     for member in members:

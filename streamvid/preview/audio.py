@@ -24,7 +24,7 @@ _MAX_ANSWER = 1 << 16
 def waveform_of(data: bytes, duration_seconds: float) -> Waveform | None:
     """Return the waveform of a clip, or None if the clip has no audio or the platform has no memfd.
 
-    Raises SampleError if the audio cannot be decoded within 20 s and 1 GiB of memory.
+    Raises SampleError if the audio cannot be decoded within 20 s and with 1 GiB of memory.
     """
     if sys.platform != "linux" or not data:
         return None
@@ -67,7 +67,7 @@ def _received(end: socket.socket) -> bytes:
 
 
 def serve(socket_fd: str, clip_fd: str, duration_seconds: str) -> None:
-    """Decode one clip and send the answer. Entry point of the process."""
+    """Decode one clip and send the answer. This is the entry point of the decoding process."""
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES, _MAX_BYTES))
     descriptor = int(clip_fd)
     clip = memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=mmap.PROT_READ))

@@ -1,8 +1,8 @@
 """Pages of samples: filtered by a condition, sorted by a column, and read from the index one page at a time.
 
-No page needs Python objects for the whole index. Without sorting, a page reads only the shards that contain its rows;
-a filter adds one pass over the columns of the condition, whose counts per shard are cached. Sorting reads one column
-of the selected samples and needs 8 bytes per sample.
+No page needs Python objects for the whole index. Without sorting, a page reads only the shards that contain its rows; a
+filter adds one pass over the columns that its condition reads, and the number of matches per shard is cached. Sorting
+reads one column of the selected samples and needs 8 bytes per sample.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RowPage:
 
     @property
     def next_first(self) -> int | None:
-        """Number of the first sample of the next page, or None if this is the last page."""
+        """Number of the first sample on the next page, or None if this is the last page."""
         end = self.first + len(self.rows)
         return end if end < self.total and self.rows else None
 
@@ -73,7 +73,7 @@ class _Selected:
 
 
 class Browser:
-    """Reader of the samples of a dataset or of its view, page by page. Thread-safe. Recent sort orders are cached."""
+    """Reads the samples of a dataset, or of a view, page by page. Thread-safe. Recent sort orders are cached."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -110,7 +110,7 @@ class Browser:
         return int(self._select(query).counts.sum())
 
     def members(self, row: int) -> npt.NDArray[np.int32]:
-        """Return the indices of a shard's samples, without those outside the view.
+        """Return the indices of a shard's samples, omitting samples outside the view.
 
         row: row of the shard table.
         """
@@ -202,7 +202,7 @@ class Browser:
 
 
 def next_query(query: RowQuery, sort: str) -> RowQuery:
-    """Return the query after a click on a column.
+    """Return the query that results from a click on a column.
 
     The new query sorts by this column, in reverse order if the old query already sorts by it.
     """

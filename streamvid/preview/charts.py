@@ -1,4 +1,4 @@
-"""Geometry of charts. Templates draw them as SVG, with classes for colors and without styles."""
+"""Geometry of charts. Templates draw them as SVG, using classes for colors and no inline styles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Box:
 
 
 def bars(histogram: Histogram) -> tuple[Box, ...]:
-    """Return the bars of a histogram in a box of BAR_WIDTH x BAR_HEIGHT."""
+    """Return the bars of a histogram, for a box of BAR_WIDTH x BAR_HEIGHT."""
     most, count = max(histogram.counts, default=0), len(histogram.counts)
     found = []
     for place, (low, high, value) in enumerate(
@@ -78,7 +78,7 @@ def crop_box(width: int, height: int, target: tuple[int, int], crop: Crop | None
 def kept_box(width: int, height: int, target: tuple[int, int], smallest: float) -> Box | None:
     """Return the part of a displayed frame that every random crop keeps, or None if no such part exists.
 
-    smallest: minimum length of the crop's sides, as a share of the sides of the largest crop.
+    smallest: minimum side length of the crop, as a fraction of the side length of the largest crop.
     """
     scale = max(1, round(smallest * _FULL_SCALE))
     first = crop_box(width, height, target, Crop(0, 0, scale))

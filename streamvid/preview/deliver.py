@@ -1,7 +1,8 @@
 """Frames of single samples, decoded by the loader's own pipeline.
 
-A pipeline delivers whatever requests it receives. Here, a request is one stored sample and one visit instead of a step
-of a plan, so frames, crop, caption and pixels are those of a training run with the same seed (SAMPLE-1).
+A pipeline delivers whatever requests it receives. Here, a request names one stored sample and one visit instead of a
+step of a plan. Frames, crop, caption and pixels are therefore the same as in a training run with the same seed
+(SAMPLE-1).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _KEPT_BYTES = 96 * 2**20
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """Settings of a loader that determine what a visit of a sample delivers."""
+    """Loader settings that determine what is delivered for a sample."""
 
     seed: int = 0
     view: ViewOptions = field(default_factory=ViewOptions)
@@ -59,8 +60,8 @@ class DeliveredSample:
     """One delivery of a sample.
 
     delivery: the frames, crop and caption that the loader chose.
-    frames: the clip's pictures; None for a text.
-    media: pictures of conditioning inputs, by name, one array per item; None for an item that the sample lacks.
+    frames: the clip's pictures; None for a text sample.
+    media: maps each conditioning input to its pictures, one array per item; None for an item that the sample lacks.
     """
 
     delivery: Delivery
@@ -75,7 +76,9 @@ class DeliveredSample:
 
 
 class Deliverer:
-    """Decoder of single samples. Thread-safe: one sample at a time. It keeps a pipeline per split, and recent samples.
+    """Decodes single samples. Thread-safe: only one sample is decoded at a time.
+
+    It keeps one pipeline per split, and caches recent samples.
 
     Clips are decoded in a separate process where the platform allows it, so a clip that crashes a decoder cannot end
     this process.
@@ -89,7 +92,10 @@ class Deliverer:
         self._lock = threading.Lock()
 
     def deliver(self, place: SamplePlace, visit: int, settings: ViewSettings) -> DeliveredSample:
-        """Return a visit of a sample. Raises SampleError if the sample is bad, and ConfigError for an invalid view."""
+        """Return one delivery of a sample.
+
+        Raises SampleError if the sample is bad, and ConfigError for an invalid view.
+        """
         bucket = self._bucket(place)
         return self._kept(("model", place.row, place.index, visit, settings.key), place, settings, bucket, visit)
 
@@ -112,7 +118,7 @@ class Deliverer:
     def poster(self, place: SamplePlace, settings: ViewSettings) -> Frames:
         """Return one frame from the middle of the clip, of shape (1, height, width, 3), as the loader crops it.
 
-        The bucket used here has a single frame, so that no whole window is decoded.
+        The bucket used here has a single frame, so that a whole window need not be decoded.
         """
         bucket = replace(self._bucket(place), num_frames=1)
         middle = replace(settings, view=ViewOptions("middle"))
@@ -156,7 +162,7 @@ class Deliverer:
 
 
 class _OpenPipeline:
-    """Pipeline for the samples of one split, with any settings."""
+    """Pipeline for the samples in one split. Each delivery can use different settings."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         pictured = tuple(name for name, info in dataset.manifest.media.items() if not info.is_audio)
@@ -180,7 +186,7 @@ class _OpenPipeline:
             substituted = pending.substituted.get(0)
             if substituted is not None:
                 raise SampleError(
-                    f"{substituted.key} of {substituted.shard} is bad: {substituted.reason}. A loader delivers "
+                    f"sample {substituted.key} in {substituted.shard} is bad: {substituted.reason}. A loader delivers "
                     f"{substituted.substitute_key} in its place"
                 )
             return _delivered(pending)
@@ -188,9 +194,9 @@ class _OpenPipeline:
             pending.block.release()
 
     def _with(self, settings: ViewSettings) -> MixPart:
-        """Return the split's part with other settings.
+        """Return the split's part with its settings replaced by `settings`.
 
-        The part's number identifies the needed columns in the pipeline's cache.
+        Parts that need different columns have different numbers, by which the pipeline caches columns.
         """
         dataset = self._part.dataset
         settings.view.check(dataset.manifest.clips, list(dataset.manifest.buckets), dataset.url)

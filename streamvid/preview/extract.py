@@ -1,4 +1,4 @@
-"""Files of single samples: the stored clip, the frames that the model gets, the caption, and all facts as JSON."""
+"""Files of single samples: the stored clip, the frames that the model gets, the caption, and the metadata as JSON."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _folder(key: str, taken: set[str]) -> str:
 
 
 def _files(dataset: Dataset, facts: SampleFacts, shown: DeliveredSample, visit: int) -> dict[str, bytes]:
-    """Return the contents of a sample's files, by name."""
+    """Return a sample's files, as a mapping from name to contents."""
     part = clip_range(facts)
     files = {f"clip.{_extension(part.extension)}": read_verified_clip(dataset, part)}
     for name, items in media_ranges(facts).items():

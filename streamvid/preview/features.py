@@ -50,7 +50,7 @@ class TensorFacts:
 class VisitFeatures:
     """Features that a loader delivers for a visit.
 
-    stored_visit: the stored visit, from 0.
+    stored_visit: number of the stored visit, starting at 0.
     num_bytes: size of the features file; None if the encoder could not create the file.
     tensors: the tensors of the file; empty if the file does not exist or is larger than MAX_SHOWN_BYTES.
     """
@@ -65,15 +65,15 @@ def open_features(
 ) -> list[Sidecar | None]:
     """Open the features of each dataset.
 
-    Raises ConfigError if the number of features is wrong, or if features belong to other datasets.
+    Raises ConfigError if the number of features is wrong, or if any features belong to another dataset.
     """
     given = (options.features,) if isinstance(options.features, str) else options.features
     if given is None:
         return [None] * len(datasets)
     if len(given) != len(datasets):
         raise ConfigError(
-            "--features must be given once per dataset, in the same order; the number of datasets is "
-            f"{len(datasets)}, but --features was given for {len(given)}"
+            "--features must be given once per dataset, in the same order; there are "
+            f"{len(datasets)} datasets, but --features was given {len(given)} time(s)"
         )
     found = [open_sidecar(url, storage) for url in given]
     for sidecar, dataset in zip(found, datasets, strict=True):

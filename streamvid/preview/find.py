@@ -30,7 +30,7 @@ def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> Sampl
     rows = np.flatnonzero((table.bucket_id.codes == code) & (table.number == number))
     if not len(rows):
         raise ConfigError(
-            f"{dataset.url} has no shard {number} of bucket {bucket_id!r}; choose a shard from the overview"
+            f"{dataset.url} has no shard {number} in bucket {bucket_id!r}; choose a shard from the overview"
         )
     row = int(rows[0])
     shard = table[row]
@@ -43,10 +43,10 @@ def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> Sampl
 
 
 def find_keys(dataset: Dataset, keys: Sequence[str]) -> list[SamplePlace]:
-    """Return the locations of samples by key, in the order of `keys`.
+    """Return the locations of the samples with these `keys`, in the same order.
 
-    The function reads the column of keys, one shard at a time, until all keys are found. Raises ConfigError if a key
-    does not exist, or is not in the view that was opened.
+    The function reads the key column, one shard at a time, until all keys are found. Raises ConfigError if a key does
+    not exist, or is not in the view that was opened.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -14,12 +14,13 @@ class PreviewOptions:
     """Options of the preview server: its address, and the contents that it shows in addition to datasets."""
 
     host: str = option(
-        "127.0.0.1", help="Address to listen on. Addresses other than loopback require the token in the link."
+        "127.0.0.1",
+        help="Address to listen on. Unless it is a loopback address, clients must supply the token in the link.",
     )
     port: int = option(8080, help="Port to listen on; 0 chooses a free port.", minimum=0, maximum=65535)
-    token: bool = option(False, help="Require the token in the link on loopback too, for machines with several users.")
+    token: bool = option(False, help="Require the token on loopback addresses too, for machines with several users.")
     run: str | Path | None = option(
-        None, metavar="DIR", help="Output folder of `streamvid train`, to show its metrics."
+        None, metavar="DIR", help="Output folder of `streamvid train`, whose metrics are shown."
     )
     features: str | tuple[str, ...] | None = option(
         None, metavar="FOLDER", help="Precomputed features of the dataset; repeat this option for several datasets."

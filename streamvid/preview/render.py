@@ -1,4 +1,4 @@
-"""Rendering of pages from templates, with every value escaped, and formatting of numbers for display."""
+"""Renders pages from templates, in which every value is escaped, and formats numbers for display."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def number(value: object, digits: int = 4) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Format a number of bytes with decimal units, such as 12.3 MB."""
+    """Format a number of bytes in decimal units, for example as 12.3 MB."""
     value = float(num_bytes)
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
@@ -80,11 +80,11 @@ def seconds(value: float) -> str:
 
 
 def path(*parts: object) -> str:
-    """Return the path of a URL with every part escaped."""
+    """Return a URL path with every part escaped."""
     return "/" + "/".join(quote(str(part), safe="") for part in parts)
 
 
 def query(values: Mapping[str, object]) -> str:
-    """Return the query string of a URL. Values that are None, empty or False are omitted."""
+    """Return a URL query string. Values that are None, empty or False are omitted."""
     kept = {name: 1 if value is True else value for name, value in values.items() if value not in (None, "", False)}
     return "?" + urlencode(kept) if kept else ""

@@ -26,7 +26,7 @@ _PICTURE_WIDTH = 224
 
 @dataclass(frozen=True, slots=True)
 class SheetPicture:
-    """Sample of a contact sheet.
+    """One sample in a contact sheet.
 
     picture: data URL of the JPEG; None if the sample cannot be decoded.
     problem: reason why there is no picture.

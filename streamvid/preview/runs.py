@@ -53,7 +53,7 @@ class Curve:
 
     @property
     def is_noisy(self) -> bool:
-        """True for a curve of many points that changes direction at more than a third of the points."""
+        """True if the curve has many points and changes direction at more than a third of them."""
         changes = [after - before for (_, before), (_, after) in pairwise(self.points)]
         turns = sum(one * other < 0 for one, other in pairwise(changes))
         return len(self.points) >= _MIN_SMOOTHED and 3 * turns > len(self.points)

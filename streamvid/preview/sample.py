@@ -20,7 +20,7 @@ Checksum: TypeAlias = Literal["verified", "mismatch"]
 
 @dataclass(frozen=True, slots=True)
 class SampleFacts:
-    """Index row of a sample, and the location of the sample.
+    """Index row and location of a sample.
 
     values: index column → value, in the order of the index. Checksums are hexadecimal.
     """
@@ -53,11 +53,15 @@ class SampleFacts:
         return {name.removeprefix("user."): value for name, value in self.values.items() if name.startswith("user.")}
 
     def number(self, name: str) -> int:
-        """Return the integer in column `name` of the index row. Raises IntegrityError for any other value."""
+        """Return the integer in column `name` of the index row.
+
+        Raises IntegrityError if the value is not an integer.
+        """
         value = self.values.get(name)
         if not isinstance(value, int):
             raise IntegrityError(
-                f"the index lists {name}={value!r} for {self.key}, not an integer; copy the dataset again"
+                f"the index lists {name}={value!r} for {self.key}, but the value must be an integer; copy the "
+                "dataset again"
             )
         return value
 
@@ -73,7 +77,7 @@ def sample_facts(dataset: Dataset, place: SamplePlace) -> SampleFacts:
 
 
 def facts_of_row(place: SamplePlace, row: Mapping[str, object]) -> SampleFacts:
-    """Return the facts about a sample from its index row."""
+    """Build a sample's facts from its index row."""
     return SampleFacts(place, {name: _plain(value) for name, value in row.items()})
 
 
@@ -87,7 +91,7 @@ def _plain(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class ClipRange:
-    """Location of one file of a sample in its tar.
+    """Location of one of a sample's files in its tar.
 
     content: (checksum, size) of the tar, which identify the tar in a cache.
     sha256: expected checksum in hexadecimal.
@@ -108,7 +112,7 @@ def clip_range(facts: SampleFacts) -> ClipRange:
 
 
 def media_ranges(facts: SampleFacts) -> dict[str, tuple[ClipRange, ...]]:
-    """Return the locations of the files of each conditioning input."""
+    """Return, for each conditioning input, the locations of its files."""
     found: dict[str, tuple[ClipRange, ...]] = {}
     for name, items in facts.values.items():
         if name.startswith(MEDIA_PREFIX):
@@ -135,7 +139,7 @@ def _range(facts: SampleFacts, offset: int, num_bytes: int, values: Mapping[str,
 def read_clip(
     dataset: Dataset, part: ClipRange, start: int = 0, stop: int | None = None, *, is_again: bool = False
 ) -> bytes:
-    """Return the stored bytes from `start` to `stop` of a file of a sample, without verifying them.
+    """Return the bytes from `start` to `stop` in one of a sample's files, without verifying them.
 
     is_again: True if the previous read returned wrong bytes.
     """
@@ -147,7 +151,7 @@ def read_clip(
 
 
 def read_verified_clip(dataset: Dataset, part: ClipRange) -> bytes:
-    """Return the bytes of a file of a sample. Raises IntegrityError if the bytes do not match the index's checksum."""
+    """Return the bytes of one of a sample's files. Raises IntegrityError if they do not match the index's checksum."""
     wrong = WrongReads()
     while True:
         data = read_clip(dataset, part, is_again=len(wrong) > 0)
@@ -162,7 +166,7 @@ def read_verified_clip(dataset: Dataset, part: ClipRange) -> bytes:
 
 
 def checksum_of(dataset: Dataset, part: ClipRange) -> Checksum:
-    """Read a file of a sample and compare it with its checksum."""
+    """Read one of a sample's files, and report whether it matches its checksum."""
     try:
         read_verified_clip(dataset, part)
     except IntegrityError:

@@ -24,7 +24,7 @@ MAX_SHOWN = 96
 class StepQuery:
     """Step `step` of epoch `epoch` in an uninterrupted run.
 
-    repeats: deliveries per sample and epoch for each dataset, as in DatasetConfig. Missing entries count as 1.
+    repeats: for each dataset, deliveries per sample in an epoch, as in DatasetConfig. Missing entries count as 1.
     """
 
     epoch: int = 0

@@ -49,14 +49,14 @@ _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "n
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Position of a run: its optimizer steps, and the samples and tokens of this rank since the start of the run."""
+    """Progress since the start of a run: optimizer steps, and the samples and tokens that this rank has processed."""
 
     step: int = 0
     num_samples: int = 0
     num_tokens: int = 0
 
     def after(self, num_samples: int, num_tokens: int) -> TrainProgress:
-        """Return the position after one more step with the given numbers of samples and tokens."""
+        """Return the progress after one more step with the given numbers of samples and tokens."""
         return TrainProgress(self.step + 1, self.num_samples + num_samples, self.num_tokens + num_tokens)
 
 
@@ -71,7 +71,7 @@ class Checkpoints:
         self._has_zero = accelerator.distributed_type.value == "DEEPSPEED"
 
     def identify(self, module: nn.Module) -> None:
-        """Record the names and shapes of trained tensors and the digests of frozen weights for comparison."""
+        """Record the names and shapes of trained tensors and the digests of frozen weights for later comparison."""
         shapes = {name: list(tensor.shape) for name, tensor in saving.changing(module).items()}
         digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
         self._made_of["digest of the names and shapes of trained tensors"] = digest
@@ -95,7 +95,10 @@ class Checkpoints:
         progress: TrainProgress,
         loader_state: Mapping[str, object],
     ) -> None:
-        """Save the weights as `name` and the state of this step. Then remove the oldest files beyond the set limits."""
+        """Save the weights as `name` and the state of this step.
+
+        Then remove the oldest files that exceed the configured limits.
+        """
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         model = self.accelerator.unwrap_model(module).model
@@ -201,12 +204,12 @@ class Checkpoints:
 
 
 def _check_random_states(path: Path) -> None:
-    """Raise an error if accelerate failed to restore the random states, because accelerate only logs such a failure.
+    """Raise an error if accelerate failed to restore the random states. Accelerate itself only logs such a failure.
 
     If this rank has no file, nothing is checked: the run that saved the checkpoint had fewer ranks.
     """
     if path.exists() and not torch.equal(load_pickle(path)["torch_manual_seed"], torch.get_rng_state()):
-        raise ValueError(f"{path.name} does not contain the random states of a run")
+        raise ValueError(f"{path.name} does not contain the random states of a training run")
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:

@@ -38,11 +38,11 @@ class DataConfig(Options):
     """Datasets and batches of a run."""
 
     dataset: DatasetValue = option(help="URL of a sealed dataset, fields of a DatasetConfig, or a list of either.")
-    batch_size: int | dict[str, int] | None = option(None, help="Samples per batch and rank, or {bucket: samples}.")
+    batch_size: int | dict[str, int] | None = option(None, help="Samples per batch on each rank, or {bucket: samples}.")
     max_tokens_per_batch: int | None = option(
         None, minimum=1, help="Maximum number of video tokens per batch, as an alternative to batch_size."
     )
-    accumulate: int = option(1, minimum=1, help="Batches per rank and optimizer step.")
+    accumulate: int = option(1, minimum=1, help="Batches per optimizer step on each rank.")
     num_workers: int | None = option(
         None, minimum=0, help="Decode processes per rank.", shown_default="this rank's share of the cores"
     )
@@ -80,9 +80,9 @@ class EvalConfig(Options):
     )
 
     def read_prompts(self) -> list[str]:
-        """Return the texts of generated videos. The result is empty if held-out captions are used.
+        """Return the prompts for generated videos. The result is empty if the captions of held-out clips are used.
 
-        Raises ConfigError if the texts cannot be read.
+        Raises ConfigError if the prompts cannot be read.
         """
         if not isinstance(self.prompts, Path):
             return list(self.prompts or ())
@@ -93,11 +93,11 @@ class EvalConfig(Options):
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise ConfigError(
-                f"eval.prompts {self.prompts}: {reason}; use a text file with one text per line"
+                f"eval.prompts {self.prompts}: {reason}; use a text file with one prompt per line"
             ) from None
         found = [line for line in lines if line]
         require(len(content) <= _MAX_PROMPT_BYTES, "eval.prompts", self.prompts, f"at most {_MAX_PROMPT_BYTES} bytes")
-        require(bool(found), "eval.prompts", self.prompts, "a file with at least one text")
+        require(bool(found), "eval.prompts", self.prompts, "a file with at least one prompt")
         return found
 
 
@@ -119,7 +119,9 @@ class LoggingConfig(Options):
     """Metrics of a run, in OUTPUT/metrics.jsonl and in trackers."""
 
     steps: int = option(10, minimum=1, help="Log metrics every N steps.")
-    trackers: tuple[str, ...] = option((), help="Additional trackers that Accelerate supports: tensorboard, wandb, …")
+    trackers: tuple[str, ...] = option(
+        (), help="Additional trackers supported by Accelerate, such as tensorboard or wandb."
+    )
     profile_steps: int = option(0, minimum=0, help="Number of steps to profile with torch, after the first two.")
 
 
@@ -128,7 +130,7 @@ class AccelerateConfig(Options):
     """Settings that the run passes to accelerate."""
 
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
-        None, help="Precision of autocast.", shown_default="the setting of `accelerate launch`"
+        None, help="Autocast precision.", shown_default="the setting of `accelerate launch`"
     )
     cpu: bool = option(False, help="Use the CPU even if accelerators are available.")
     find_unused_parameters: bool | None = option(
@@ -142,9 +144,9 @@ class AccelerateConfig(Options):
 class TrainConfig(Options):
     """Training run configuration. A step is an optimizer step."""
 
-    output: Path = option(help="Folder of the run: metrics, weights and training states.")
+    output: Path = option(help="Output folder for metrics, weights and training states.")
     task: str = option("sft", help="Task: sft, sft:data_process, sft:train or package.module:name.")
-    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed for all random numbers of the run.")
+    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed for all random numbers in the run.")
     max_steps: int | None = option(None, minimum=1, help="Length of the run in steps.")
     num_epochs: int | None = option(None, minimum=1, help="Length of the run in epochs.", shown_default="1")
     data: DataConfig = option(help="Datasets and batches of the run.")
@@ -153,7 +155,7 @@ class TrainConfig(Options):
     eval: EvalConfig = option(default_factory=EvalConfig, help="Evaluation during training.")
     checkpoints: CheckpointConfig = option(default_factory=CheckpointConfig, help="Saved weights and states.")
     logging: LoggingConfig = option(default_factory=LoggingConfig, help="Metrics and trackers.")
-    accelerate: AccelerateConfig = option(default_factory=AccelerateConfig, help="Settings of accelerate.")
+    accelerate: AccelerateConfig = option(default_factory=AccelerateConfig, help="Settings for accelerate.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

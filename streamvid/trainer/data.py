@@ -122,7 +122,7 @@ def _kind_of_input(
 ) -> Literal["media", "columns"] | None:
     """Return whether a name in `data.extra_inputs` refers to a conditioning input or a column.
 
-    Return None for an optional name that a dataset lacks. Raises ConfigError for any other name that a dataset lacks.
+    Return None for an optional name that a dataset lacks. Raises ConfigError for a required name that a dataset lacks.
     """
     kind: Literal["media", "columns"] | None = None
     for dataset in map(_opened, sources):
@@ -140,7 +140,7 @@ def _kind_of_input(
 
 
 def schedule_of(config: TrainConfig) -> ScheduleOptions:
-    """Return `data.loader.schedule`. The costs in it may be a file that `streamvid train --profile` has written."""
+    """Return `data.loader.schedule`, in which `costs` may name a file that `streamvid train --profile` has written."""
     given = config.data.loader.get("schedule")
     if isinstance(given, Mapping) and isinstance(given.get("costs"), str | Path):
         given = {**given, "costs": read_costs(given["costs"], "data.loader.schedule.costs")}
@@ -155,7 +155,7 @@ def _output_of(config: TrainConfig) -> OutputOptions:
 
 
 def audio_facts(config: TrainConfig) -> Mapping[str, Any] | None:
-    """Return the options that determine the audio that `encode` sees, as JSON values, or None without audio."""
+    """Return the options that determine which audio `encode` receives, as JSON values, or None if there is no audio."""
     audio = config.data.audio
     if audio is None:
         return None
@@ -182,9 +182,9 @@ def _opened(source: DatasetConfig) -> Dataset:
 
 
 def check_features(config: TrainConfig, module: nn.Module, is_main: bool = True) -> None:
-    """Raise ConfigError if the run trains on features that were made by other encoders.
+    """Raise ConfigError if the run trains on features that were made with different encoders.
 
-    is_main: True for the rank that builds the encoders if the weights of the encoders must be compared.
+    is_main: True for the rank that builds the encoders if their weights must be compared.
     """
     if config.task != "sft:train":
         return
@@ -235,7 +235,7 @@ def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]
 
 
 def _check_audio(features: Sidecar, config: TrainConfig) -> None:
-    """Raise ConfigError if the features were made with audio options that differ from those of the run."""
+    """Raise ConfigError if the features were made with audio options that differ from the run's options."""
     if problems := differences(features.manifest.made_with.get("audio"), audio_facts(config), "data.audio"):
         raise ConfigError(f"features {features.url} are stale: {'; '.join(problems)}; {REMEDY}")
 
@@ -247,7 +247,7 @@ def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[D
         return []
     found = [source for source in sources if settings.split in _opened(source).shards.splits]
     if found:
-        _log.info("evaluation uses the first %d batches per rank of split %r", settings.num_batches, settings.split)
+        _log.info("evaluation uses the first %d batches per rank from split %r", settings.num_batches, settings.split)
         return found
     remedy = "shard with --val-fraction, or set eval.split=train to evaluate on clips that are also used for training"
     if settings.sample_steps or settings.split != "val":

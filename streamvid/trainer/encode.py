@@ -37,7 +37,8 @@ def encode(
     To resume an encoding that was stopped, call the function again.
     world: position among independent processes, such as the processes of a job array. It replaces the rank in this
         launch, and the last process seals the features.
-    progress: called with "encode", the number of samples that this process has encoded, and its total.
+    progress: called with "encode", the number of samples that this process has encoded, and the number of samples that
+        it must encode.
     Raises ConfigError for an invalid configuration, SampleError for too many bad samples, and errors from the loader
     and the writer.
     """
@@ -66,8 +67,8 @@ def encode_on_ray(
     """Encode with tasks on a Ray cluster, and return once the features are sealed.
 
     Each task has one GPU if the cluster has GPUs and `config.accelerate.cpu` is False. Each task has
-    `config.data.num_workers` CPUs. If this is None, a task has the CPUs of its machine divided by the number of GPUs,
-    or all CPUs of its machine if it uses no GPU.
+    `config.data.num_workers` CPUs. If this is None, the CPUs of a machine are divided equally among its GPUs; a task
+    without a GPU has all CPUs of its machine.
     progress: called with "encode", the number of samples in finished shards, and the total number of samples.
     Raises the errors of `encode`, ConfigError for an unsuitable cluster, DatasetError if another process runs tasks
     for the same features, and StreamvidError if tasks are lost repeatedly; finished shards are kept.

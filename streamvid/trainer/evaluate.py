@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batch]) -> MetricLine:
-    """Return the mean figures per sample over the batches of all ranks, for metrics.jsonl.
+    """Return figures for metrics.jsonl, each a mean over all samples in the batches of all ranks.
 
-    The figures are eval_loss, and eval_loss_of_bucket with the loss by bucket id. Further figures from the module's
-    `validate`, such as losses at fixed times, become eval_NAME. If the module returns a value per sample, repeated
-    samples are omitted.
+    The figures are eval_loss, and eval_loss_of_bucket, which maps bucket ids to losses. Further figures from the
+    module's `validate`, such as losses at fixed times, become eval_NAME. If the module returns a value per sample,
+    repeated samples are omitted.
     """
     sums: list[HeldOut] = []
     with evaluating(module):
@@ -53,7 +53,7 @@ def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batc
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Sum of one figure over the samples of a held-out batch, and the number of these samples."""
+    """Sum of one figure over the samples in a held-out batch, and the number of these samples."""
 
     name: str
     bucket_id: str
@@ -74,7 +74,7 @@ def _mean(sums: Sequence[HeldOut]) -> float:
 def prompted(batch: Batch, prompts: Sequence[str]) -> Batch:
     """Return a batch with one sample per prompt and fixed seeds.
 
-    All samples have the bucket and the conditions of the first sample of `batch`.
+    All other values are copied from the first sample in `batch`.
     """
     rows = len(prompts)
 
@@ -107,7 +107,7 @@ def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, fold
 def require_sampling(config: TrainConfig, module: nn.Module) -> None:
     """Raise ConfigError if samples are configured, but the module or the task cannot generate them.
 
-    Log a warning for texts that no sample uses.
+    Log a warning if there are prompts, but no samples are generated.
     """
     if config.eval.prompts and config.eval.sample_steps is None:
         _log.warning(

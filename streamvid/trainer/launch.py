@@ -1,4 +1,4 @@
-"""Process of a run: its Accelerator, DeepSpeed settings, and signals that request a stop."""
+"""The process of a run: its Accelerator, DeepSpeed settings, and signals that ask it to stop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GLOO_SECONDS = 0.5
 
 @dataclass
 class StopRequest:
-    """First signal that requested a stop of this process, if any."""
+    """First signal that asked this process to stop, if any."""
 
     signal_number: int | None = None
 
@@ -62,7 +62,8 @@ def stop_requests() -> Iterator[StopRequest]:
 def accelerating(config: TrainConfig) -> Iterator[Accelerator]:
     """Create the Accelerator of this process. At the end, reset its settings, so that later runs can change them.
 
-    If the caller created an Accelerator earlier, its settings are not reset. The process group of a launch remains.
+    If the caller created an Accelerator earlier, its settings are not reset. A process group that a launcher set up
+    remains.
     Raises ConfigError if the launcher and the config disagree.
     """
     is_callers = is_initialized()
@@ -122,7 +123,7 @@ def has_sharded_weights(accelerator: Accelerator) -> bool:
 
 
 def end_processes() -> None:
-    """Leave the process group of a launch."""
+    """Leave the process group that a launcher set up."""
     PartialState().destroy_process_group()
 
 

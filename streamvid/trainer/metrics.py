@@ -47,8 +47,8 @@ class RankReport:
 def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
     """Merge the reports of all ranks into one line.
 
-    Losses are averaged, and counts are summed. The wait for data is the longest wait of any rank. All other times are
-    those of the first rank.
+    Losses are averaged, and counts are summed. The time spent waiting for data is the maximum over all ranks. All other
+    times are taken from the first rank.
     """
     batches = sorted(batch for report in reports for batch in report.batches)
     of_bucket: dict[str, list[BucketLoss]] = {}
@@ -80,7 +80,7 @@ def _mean_loss(batches: Sequence[BucketLoss]) -> float:
 
 
 def append_metrics(folder: Path, line: MetricLine) -> None:
-    """Append one line to the metrics. Numbers that JSON cannot represent become null."""
+    """Append one line to metrics.jsonl. Numbers that JSON cannot represent become null."""
     text = json.dumps(_finite(line), allow_nan=False) + "\n"
     with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
         file.write(text)
@@ -104,7 +104,7 @@ def flat(line: MetricLine) -> dict[str, float]:
 
 
 def readable(line: MetricLine, num_steps: int) -> str:
-    """Format the step and the most important figures of a line for the log, rounded to three digits."""
+    """Format the step and the most important figures in a line for the log, rounded to three digits."""
     hidden = ("step", "samples", "tokens", "tokens_per_second", "seconds", "step_seconds")
     shown = {
         name: value
@@ -117,7 +117,7 @@ def readable(line: MetricLine, num_steps: int) -> str:
 
 
 def drop_metrics_after(folder: Path, step: int) -> None:
-    """Remove lines of steps after `step`, and an incomplete last line that a killed run left."""
+    """Remove the lines for steps after `step`, and an incomplete last line that a killed run left."""
     path = folder / METRICS_FILE
     if not path.exists():
         return

@@ -1,6 +1,6 @@
 """Configuration of a recipe's run: the options that follow from its name, the model and the kind of training.
 
-Everything here is a default for options of TrainConfig, which a file, flags and --set override.
+All values here are defaults for TrainConfig options. A file, flags and --set override them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _LORA_LR, _FULL_LR = 1e-4, 1e-5
 
 
 def recipe_named(name: str | None, model: str | None) -> Recipe:
-    """Return a recipe by name or, without a name, the one for the model in a folder.
+    """Return the recipe with this name or, without a name, the recipe for the model in a folder.
 
-    Raises ConfigError for an unknown name, for a model of another family, and if the recipe cannot be determined.
+    Raises ConfigError for an unknown name, for a model from another family, and if the recipe cannot be determined.
     """
     pipeline = None if model is None else _pipeline_of(Path(model).expanduser())
     fitting = [recipe.name for recipe in RECIPES.values() if pipeline in recipe.pipelines]
@@ -42,9 +42,9 @@ def recipe_named(name: str | None, model: str | None) -> Recipe:
 def recipe_options(
     recipe: Recipe, *, model: str | None, is_lora: bool, expert: str | None = None, has_gpu: bool | None = None
 ) -> dict[str, object]:
-    """Return the options of TrainConfig for a run of the recipe, by dotted name.
+    """Return the TrainConfig options for a run of the recipe, as a mapping from dotted name to value.
 
-    model: folder of a diffusers pipeline, or its id on the Hugging Face Hub.
+    model: folder with a diffusers pipeline, or the pipeline's id on the Hugging Face Hub.
     is_lora: True to train adapters, False to train all weights of the model.
     expert: value of the recipe's option `expert`, if it is set.
     has_gpu: True to compute in bfloat16 and to checkpoint activations; None selects this if this machine has an

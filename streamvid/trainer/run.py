@@ -60,7 +60,7 @@ class Run:
     """Training run. Its constructor raises ConfigError and StateError before anything is written.
 
     stack: closes everything that the run opens.
-    module, loader, eval_loader: objects to use instead of those that the configuration describes.
+    module, loader, eval_loader: objects to use in place of the configured module and loaders.
     """
 
     def __init__(
@@ -190,8 +190,8 @@ class Run:
         """Generate videos if they are due. Every rank must call this method, after saving.
 
         A failure is logged and does not end the run, because training does not depend on videos. Raises ConfigError if
-        a required option is not set, and StreamvidError if weights are sharded, because other ranks then wait for this
-        rank.
+        a required option is not set, and StreamvidError if weights are sharded, because the other ranks would otherwise
+        wait for this rank.
         """
         if not self.held_out or not self.is_due(step, self.config.eval.sample_steps):
             return
@@ -226,7 +226,7 @@ class Run:
                 save_samples(self.accelerator, self.module, batch, folder, f"{name}.ema")
 
     def _merged(self, progress: TrainProgress, made: StepResult, spent: Mapping[str, float]) -> MetricLine:
-        """Merge the reports of all ranks since the last line."""
+        """Merge the reports of all ranks since the last metrics line."""
         batches = [BucketLoss(one.id, float(loss), count, count * one.tokens) for one, loss, count in self._batches]
         self._batches.clear()
         step_seconds = round(spent["seconds"] * self.config.data.accumulate / len(batches), 5)

@@ -24,10 +24,10 @@ def own_loss(module: nn.Module, batch: Batch) -> Tensor | Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class Task:
-    """Training task: the loss of a batch and the use of precomputed features.
+    """Training task: how the loss of a batch is computed, and how precomputed features are used.
 
-    loss: function of (module, batch) that returns a mean loss, a loss per sample (B,), or a mapping with "loss" and
-        additional figures.
+    loss: function of (module, batch) that returns a mean loss, a loss per sample with shape (B,), or a mapping with
+        "loss" and additional figures.
     features: "write" stores the outputs of the module's `encode` and trains nothing; "read" trains on stored outputs;
         None encodes each batch during training.
     """
@@ -40,7 +40,7 @@ TASKS = {"sft": Task(), "sft:data_process": Task(features="write"), "sft:train":
 
 
 def find_task(name: str) -> Task:
-    """Return a task of TASKS by name, or import a user's task: a Task, or the function that computes its loss."""
+    """Return a task from TASKS by name, or import a user's task: a Task, or a function that computes its loss."""
     if name in TASKS:
         return TASKS[name]
     module, _, attribute = name.partition(":")
@@ -75,7 +75,7 @@ class TaskModule(nn.Module):
             return with_encoded(batch, encode(batch))
 
     def forward(self, batch: Batch, validates: bool = False, renders: bool = False) -> dict[str, Tensor]:
-        """Return "loss" and the module's additional figures, each a scalar or a tensor (B,).
+        """Return "loss" and the module's additional figures, each a scalar or a tensor of shape (B,).
 
         renders: True to return only "video", which is the output of the module's `sample`.
         """

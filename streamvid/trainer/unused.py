@@ -31,7 +31,7 @@ def require_gradients(prepared: nn.Module) -> None:
     unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
     if unused:
         raise ConfigError(
-            f"{some(unused)} of the training module got no gradient in the first step, but with several processes "
-            "each trainable parameter needs one in each step; set accelerate.find_unused_parameters=true, or list "
-            "in model.trainable only parameters that the loss depends on"
+            f"{some(unused)} of the training module got no gradient in the first step, but with several processes, "
+            "every trainable parameter needs a gradient in each step; set accelerate.find_unused_parameters=true, or "
+            "list in model.trainable only parameters that the loss depends on"
         )

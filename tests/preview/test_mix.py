@@ -90,7 +90,7 @@ def test_features_are_shown_as_the_model_gets_them(serve: Serve, features: Path)
 def test_features_must_fit(features: Path) -> None:
     copy, native = map(streamvid.open_dataset, (COPY, NATIVE))
     options = PreviewOptions(features=str(features))
-    with pytest.raises(ConfigError, match=r"the number of datasets is 2, but --features was given for 1"):
+    with pytest.raises(ConfigError, match=r"there are 2 datasets, but --features was given 1 time"):
         open_features([copy, native], options, streamvid.StorageOptions())
     with pytest.raises(ConfigError, match="were created from a dataset other than"):
         open_features([native], options, streamvid.StorageOptions())

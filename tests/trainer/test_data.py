@@ -34,7 +34,7 @@ def test_a_dataset_trains_and_resumes_to_the_same_losses(
     with caplog.at_level(logging.INFO, "streamvid.trainer"):
         whole = train(config_of(dataset, tmp_path / "whole", 8))
         assert whole.eval_loss is not None
-    assert "evaluation uses the first 2 batches per rank of split 'train'" in caplog.text
+    assert "evaluation uses the first 2 batches per rank from split 'train'" in caplog.text
     ledger = {"data.loader": {"output": {"ledger": str(tmp_path / "ledger")}}}
     train(changed(config_of(dataset, tmp_path / "parts", 3), ledger))
     parts = train(changed(config_of(dataset, tmp_path / "parts", 8), ledger))

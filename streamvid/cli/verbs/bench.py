@@ -42,7 +42,7 @@ the dataset cannot be read, 2 incorrect usage."""
     "sizes",
     multiple=True,
     metavar="N|BUCKET=N",
-    help="Samples per rank and step, as for `streamvid plan`.  [default: 4]",
+    help="Samples per rank per step, as for `streamvid plan`.  [default: 4]",
 )
 @option_flags(BenchOptions, "options", exclude={"batch_size"})
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -52,7 +52,7 @@ def command(
 ) -> None:
     """Measure how many samples per second the loader delivers from this store on this machine, and what limits it.
 
-    First, the store is read alone. Then a loader runs with each number of workers.
+    First, only reads from the store are measured. Then a loader runs once with each number of workers.
     """
     from streamvid.bench.bench import bench
     from streamvid.dataset.versions.open import open_dataset

@@ -35,9 +35,12 @@ _SLURM_CPUS = 12
 
 @click.command(epilog=_EPILOG)
 @click.option(
-    "--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket, tones)."
+    "--config",
+    type=LOCATION,
+    metavar="FILE",
+    help="YAML file that configures a run, or a preset (tiny, tiny_bucket, tones).",
 )
-@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
+@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set a config option; repeatable.")
 @option_flags(ClusterOptions, "cluster")
 @click.option(
     "--dry-run", is_flag=True, help="Show what remains to be done, without loading a model or writing anything."
@@ -46,7 +49,7 @@ _SLURM_CPUS = 12
 def command(
     config: str | None, overrides: tuple[str, ...], cluster: ClusterOptions, dry_run: bool, as_json: bool
 ) -> int:
-    """Encode the dataset of a config with the config's model, and store the features in data.features.url."""
+    """Encode a config's dataset with its model, and store the features in data.features.url."""
     from streamvid.config import load_config
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig

@@ -1,4 +1,4 @@
-"""streamvid export: convert trained weights to the files of other tools."""
+"""streamvid export: convert trained weights to the file formats of other tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Alpha is stored where the format expects it, and otherwise multiplied into the w
 @click.option(
     "--model",
     type=Location(exists=True, file_okay=False),
-    help="Folder of the base model.  [default: model.args.model of the run]",
+    help="Folder with the base model.  [default: model.args.model of the run]",
 )
 @click.option(
     "--family", metavar="NAME", help=("Model family whose layer names are used, such as wan.  [default: detected]")
@@ -65,8 +65,8 @@ def command(
             raise ConfigError(f"{names}: full weights cannot be written with --format {format}; use --format diffusers")
         if base is None:
             raise ConfigError(
-                f"{names}: the export of full weights requires their base model; add --model FOLDER, where FOLDER "
-                "contains the model that the run trained"
+                f"{names}: exporting full weights requires the base model; add --model FOLDER, where FOLDER contains "
+                "the model that the run trained"
             )
         components = write_pipeline_folder(files, base, target)
         result, what = {"components": components}, ", ".join(components)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--view",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Option of the loader's view, such as temporal=uniform or spatial=random_crop; repeatable.",
+    help="View option of the loader, such as temporal=uniform or spatial=random_crop; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the file names as JSON.")
 @storage_flags
@@ -46,7 +46,7 @@ def command(
     storage: StorageOptions,
 ) -> None:
     """Write the samples with these keys to files, each in a separate folder: the stored clip, the frames that a model
-    gets (as PNG), the caption, and all facts (as JSON).
+    gets (as PNG), the caption, and the sample's metadata (as JSON).
     """
     from streamvid.config import load_config
     from streamvid.dataset.versions.open import open_dataset

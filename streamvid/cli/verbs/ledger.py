@@ -53,7 +53,10 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def check(folder: str, datasets: tuple[str, ...], as_json: bool, storage: StorageOptions) -> int:
-    """Compare the ledger in DIR with the plan of the loader that wrote it: each sample once per epoch, nothing else."""
+    """Verify that the ledger in DIR matches the plan of the loader that wrote it.
+
+    Each epoch must have delivered every planned sample once, and nothing else.
+    """
     from streamvid.dataset.versions.open import open_dataset
     from streamvid.forecast.ledger import check_ledger
     from streamvid.ledger.history import read_history

@@ -56,10 +56,10 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
     "sizes",
     multiple=True,
     metavar="N|BUCKET=N",
-    help="Samples per rank and step. BUCKET is an id, WxH@F or a glob; '*' covers all other buckets.",
+    help="Samples per rank per step. BUCKET is an id, WxH@F or a glob; '*' covers all other buckets.",
 )
 @add_flags(_RUN_FLAGS)
-@click.option("--costs", type=LOCATION, help="JSON file with a CostTable, for --sync cost and time estimates.")
+@click.option("--costs", type=LOCATION, help="JSON file with a CostTable, for --sync cost and for time estimates.")
 @click.option("--cost-table", type=LOCATION, help="YAML file with machine and store speeds, for time estimates.")
 @click.option("--counts-only", is_flag=True, help="Show counts only, without bytes, shapes or times.")
 @click.option(

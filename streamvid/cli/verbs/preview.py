@@ -33,7 +33,9 @@ The server only reads. It requires the extra `preview`: pip install 'streamvid[p
 @storage_flags
 def command(datasets: tuple[str, ...], options: PreviewOptions, storage: StorageOptions) -> None:
     """Show a dataset in the browser: its contents, its samples with the frames that a model gets, the batches of any
-    step, and the metrics of a run. With several datasets, steps are those of the mix.
+    step, and the metrics of a run.
+
+    With several datasets, a step mixes samples from all of them.
     """
     from streamvid.dataset.versions.open import open_dataset
     from streamvid.preview.features import open_features

@@ -1,4 +1,4 @@
-"""streamvid stats: show the contents of a dataset, or the facts of single samples."""
+"""streamvid stats: show the contents of a dataset, or the details of single samples."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _BARS = " ▁▂▃▄▅▆▇█"
 @click.argument("dataset", type=LOCATION)
 @click.argument("keys", nargs=-1)
 @click.option("--rejections", is_flag=True, help="Show rejections by kind, with remedies.")
-@click.option("--histograms", is_flag=True, help="Show the distribution of durations, sizes, captions and columns.")
-@click.option("--samples", is_flag=True, help="Show all details of the samples with the keys KEYS.")
+@click.option("--histograms", is_flag=True, help="Show the distributions of durations, sizes, captions and columns.")
+@click.option("--samples", is_flag=True, help="Show all details of the samples with these KEYS.")
 @click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
 @storage_flags
 def command(
@@ -58,7 +58,7 @@ def command(
 
     if bool(keys) != samples or rejections + histograms + samples > 1:
         raise click.UsageError(
-            "--samples and KEYS require each other, and --samples, --rejections and --histograms cannot be "
+            "--samples and KEYS must be given together, and --samples, --rejections and --histograms cannot be "
             "combined; run `streamvid stats DATASET --samples KEY`"
         )
     opened = open_dataset(dataset, storage=storage)

@@ -44,7 +44,9 @@ its newest checkpoint."""
 @click.option(
     "--recipe", metavar="NAME", help=("Model family to fine-tune, such as wan2.1.  [default: detected from --model]")
 )
-@click.option("--model", type=LOCATION, metavar="FOLDER", help="Folder of a diffusers pipeline, for a recipe.")
+@click.option(
+    "--model", type=LOCATION, metavar="FOLDER", help="Folder with the diffusers pipeline that a recipe trains."
+)
 @click.option("--dataset", type=LOCATION, metavar="URL", help="Sealed dataset; sets data.dataset.")
 @click.option("--output", type=LOCATION, metavar="FOLDER", help="Output folder of the run; sets output.")
 @click.option("--lora", is_flag=True, default=None, help="Train adapters instead of all weights; requires a recipe.")
@@ -65,9 +67,12 @@ its newest checkpoint."""
     help=("Measure the cost of each bucket and write OUTPUT/costs.json."),
 )
 @click.option(
-    "--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket, tones)."
+    "--config",
+    type=LOCATION,
+    metavar="FILE",
+    help="YAML file that configures a run, or a preset (tiny, tiny_bucket, tones).",
 )
-@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
+@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set a config option; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
 @click.option(
     "--tracker", "trackers", multiple=True, metavar="NAME", help="Tracker, such as tensorboard or wandb; repeatable."
@@ -123,7 +128,7 @@ def request_of(
 
 
 def _recipe(flags: Mapping[str, object]) -> Callable[[Mapping[str, str]], Mapping[str, object]] | None:
-    """Return a function that computes the default options of the recipe in the flags, or None without a recipe."""
+    """Return a function that computes the recipe's default options, or None if the flags select no recipe."""
     name, model = (None if flags.get(one) is None else str(flags[one]) for one in ("recipe", "model"))
     if name is None and model is None:
         if flags.get("lora"):
@@ -172,7 +177,9 @@ def _init_project(folder: Path) -> int:
         for name in _PROJECT:
             shutil.copyfile(shipped(f"configs/project/{name}"), folder / name)
     except OSError as error:
-        raise ConfigError(f"--init {str(folder)!r}: cannot write: {error.strerror}; choose another folder") from error
+        raise ConfigError(
+            f"--init {str(folder)!r}: cannot write to this folder ({error.strerror}); choose another folder"
+        ) from error
     click.echo(printable(f"written: {', '.join(str(folder / name) for name in _PROJECT)}"))
     click.echo(
         printable(

@@ -66,19 +66,20 @@ def annotate(
     """Add the columns and captions of a CSV, JSON, JSON Lines or Parquet `file` to a sealed dataset.
 
     Tars and index files do not change. The new columns are stored in additional files, and a new version is published
-    last. Plans and saved states remain valid. Annotating is idempotent: if it is interrupted, run it again. It needs
-    memory for the selected columns, 4 bytes per sample, and the keys of a million samples.
+    last. Plans and saved states remain valid. Annotating is idempotent: if it is interrupted, run it again. Memory
+    usage is the size of the selected columns, plus 4 bytes per sample, plus the keys of about a million samples.
 
-    key_column: index column that identifies the samples of a row. "key" identifies one sample; "record_key" and
-        "source" identify all samples of a source file. None uses the first of these columns that the file contains.
+    key_column: index column that identifies the samples to which a row applies. "key" identifies one sample;
+        "record_key" and "source" identify all samples of a source file. None uses the first of these columns that the
+        file contains.
     columns: columns to add; None adds all except keys and captions.
     caption_column: column with a caption or a list of captions per row; "" adds no captions; None uses the first
         column with a usual name (caption, text, prompt, …), but only if `columns` is also None.
-    overwrite: True to allow replacing values of existing columns. A sample keeps its values if the file has no row or
-        no value for it.
+    overwrite: if True, the file may replace values in existing columns. Samples without a row or a value in the file
+        keep their values.
 
     Raises ConfigError if a column is missing from the file or, without `overwrite`, is already in the dataset;
-    SourceError for an unreadable file, a repeated key, or keys that match no sample; DatasetError if another process
+    SourceError if the file is unreadable, repeats a key, or matches no sample at all; DatasetError if another process
     changes the dataset; StorageError if the store fails.
     """
     store = open_store(check_newest(dataset), StorageOptions.of(storage))
@@ -106,7 +107,7 @@ def annotate(
 
 
 def _put_columns(writing: Writing, join: Join, source_sha256: str, progress: Progress) -> Manifest:
-    """Store the files of the new columns, then publish a version that lists them.
+    """Store the new column files, then publish a version that lists them.
 
     Return the manifest of that version.
     """

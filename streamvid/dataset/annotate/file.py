@@ -88,7 +88,7 @@ def _whole_blocks(path: Path, columns: Iterable[str]) -> Iterable[RowBlock]:
 
 
 def find_key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[str, str]:
-    """Return (index column, column of the file).
+    """Return the index column that identifies samples, and the name of the matching column in the file.
 
     A row applies to the samples with an equal value in the index column.
     """
@@ -124,7 +124,8 @@ def _wanted(
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:
         raise ConfigError(
-            f"annotation {path}: no columns to add; add columns to the file, or list some in columns (--columns)"
+            f"annotation {path}: no columns to add; add columns to the file, or list columns of the file in "
+            "columns (--columns)"
         )
     return list(dict.fromkeys(columns))
 

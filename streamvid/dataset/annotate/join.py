@@ -1,4 +1,4 @@
-"""Matching of annotation rows with samples, and encoding of the new column files."""
+"""Matches annotation rows with samples, and encodes the new column files."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _KINDS = {"bool": "bool", "int64": "int64", "double": "double", "string": "strin
 
 
 class Join:
-    """Join of an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
+    """Joins an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
 
-    A join needs memory for the annotation, for the keys of a million samples, and for 4 bytes per sample.
+    A join keeps the annotation, 4 bytes per sample, and the keys of about a million samples in memory.
     """
 
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
@@ -83,7 +83,10 @@ class Join:
             )
 
     def _match(self) -> list[npt.NDArray[np.int32]]:
-        """Return one int32 array (num_samples,) per shard: each sample's row in the annotation, or -1 without a row."""
+        """Return one int32 array of shape (num_samples,) per shard.
+
+        It holds each sample's row in the annotation, or -1 for a sample without a row.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -134,7 +137,7 @@ class Join:
         progress("annotate", len(files), len(files))
 
     def _tables(self, path: str, target: pa.Schema) -> Iterator[pa.Table]:
-        """Yield a table of the new columns for each row group of a samples file."""
+        """For each row group in a samples file, yield a table of the new columns."""
         shards, numbers = self._dataset.shards, self._shards_of(path)
         for row_group, keys in enumerate(self._dataset.stored_rows(path, ["key"])):
             table, number = keys.slice(0, 0), numbers.get(row_group)
@@ -145,7 +148,7 @@ class Join:
             yield table if kept is None else _spread(table, kept, keys, target)
 
     def _shards_of(self, path: str) -> dict[int, int]:
-        """Return the rows of the shard table by row group of a samples file. Empty shards are omitted."""
+        """Map each row group of a samples file to the row of its shard in the shard table. Empty shards are omitted."""
         shards = self._dataset.shards
         if path not in shards.index_path.names:
             return {}
@@ -193,7 +196,7 @@ def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
 
 
 def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, pa.Array]:
-    """Return the new caption columns by name.
+    """Return a mapping from column name to new caption column.
 
     New captions replace all old captions of a sample, even if there is only one.
     """

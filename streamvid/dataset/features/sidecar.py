@@ -58,8 +58,9 @@ class SidecarManifest:
 
     base_plan, base_content: fingerprints `plan` and `base` of the dataset.
     made_with: description of the encoder, as JSON.
-    shard_file: file of the table of shards.
-    null_file: file of null tensors, which replace the tensors of the same names if a sample is delivered without text.
+    shard_file: file that contains the table of shards.
+    null_file: file with null tensors. They replace the tensors with the same names if a sample is delivered without
+        text.
     num_missing: number of visits that could not be encoded.
     """
 
@@ -159,7 +160,7 @@ class Sidecar:
         return self._shards.max_member_bytes
 
     def shard(self, base: ShardInfo) -> SidecarShard:
-        """Return the feature shard that matches a shard of the dataset. Raises IntegrityError if there is none."""
+        """Return the feature shard that matches a shard of the dataset. Raises IntegrityError if there is no match."""
         name = (base.bucket_id, base.number, base.sha256)
         found = self._recent.get(name)  # creating a SidecarShard from the table is slow
         if found is None:
@@ -174,7 +175,7 @@ class Sidecar:
         return found
 
     def members(self, base: ShardInfo) -> MemberTable:
-        """Read the table of members for a shard of the dataset, with one small read.
+        """Read the table of members for one of the dataset's shards, with one small read.
 
         Raises IntegrityError if the table is damaged, and StorageError if the table cannot be read.
         """
@@ -182,22 +183,22 @@ class Sidecar:
         file = shard.index_file
         if file.num_bytes > most_index_bytes(base.num_samples, num_visits):
             raise IntegrityError(
-                f"{self.url}: {file.path} has {file.num_bytes} bytes, too many for {base.num_samples} samples with "
-                f"{num_visits} visits; copy the features again"
+                f"{self.url}: {file.path} has {file.num_bytes} bytes, which is too many for {base.num_samples} "
+                f"samples with {num_visits} visits; copy the features again"
             )
         return MemberTable.read(
             read_verified(self.store, file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}"
         )
 
     def tensors(self, data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
-        """Return the tensors of a member as views of `data`. Raises IntegrityError unless they match the manifest."""
+        """Return the tensors in a member as views of `data`. Raises IntegrityError unless they match the manifest."""
         found = decode_tensors(data, where)
         check_kinds(found, self.manifest.tensors, where)
         return found
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Null tensors (possibly none), which replace equally named tensors if a sample is delivered without text."""
+        """Maps names to null tensors, which replace a sample's tensors if the sample is delivered without text."""
         file = self.manifest.null_file
         if file is None:
             return {}
@@ -215,7 +216,7 @@ class Sidecar:
 def check_kinds(
     found: Mapping[str, RawTensor], kinds: Mapping[str, TensorInfo], where: str, *, is_part: bool = False
 ) -> None:
-    """Raise IntegrityError unless `found` has the tensors that `kinds` lists or, with `is_part`, some of them."""
+    """Raise IntegrityError unless `found` has the tensors listed in `kinds`. With `is_part`, some may be missing."""
     if not is_part and set(found) != set(kinds):
         raise IntegrityError(f"{where} has the tensors {sorted(found)}, not {sorted(kinds)}; copy the features again")
     for name, one in found.items():
@@ -241,7 +242,7 @@ def differences(
 ) -> list[str]:
     """Return the differences between two JSON values, such as 'gop is 8 in the features, but 16 here'.
 
-    A value that is null equals one that is not set. places: phrases for the places of the two values.
+    A null value is equal to a value that is not set. places: the two phrases that say where each value is.
     """
     one, other = dict(_leaves(stored, name)), dict(_leaves(given, name))
     return [
@@ -252,7 +253,7 @@ def differences(
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the (dotted name, text) pair of each nested value that is not a mapping."""
+    """Yield a (dotted name, JSON text) pair for each nested value that is not a mapping."""
     if isinstance(value, Mapping) and value:
         for part, child in value.items():
             yield from _leaves(child, f"{name}.{part}" if name else part)

@@ -39,7 +39,7 @@ _MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_byte
 
 @dataclass(frozen=True, slots=True)
 class SidecarShard:
-    """Shard of features, encoded from the dataset's shard with the same bucket and number.
+    """Shard of features that were encoded from the dataset's shard with the same bucket and number.
 
     base_sha256: checksum of the dataset's tar.
     num_missing: number of visits that could not be encoded.
@@ -63,7 +63,7 @@ class SidecarShard:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size in bytes of the largest member. A loader reads members in place of clips."""
+        """Size of the largest member in bytes. A loader reads members in the same way as clips."""
         return self.max_member_bytes
 
     @property
@@ -107,7 +107,7 @@ class SidecarShards:
         return int(self.table.num_rows)
 
     def shard(self, base: ShardInfo) -> SidecarShard | None:
-        """Return the feature shard that matches a shard of the dataset, or None if there is none."""
+        """Return the feature shard that matches a shard of the dataset, or None if there is no match."""
         rows = self.rows.get(base.bucket_id, range(0))
         numbers = numbers_of(chunk_of(self.table, "number"))[rows.start : rows.stop]
         row = rows.start + int(np.searchsorted(numbers, base.number))
@@ -126,7 +126,7 @@ class SidecarShards:
 
     @property
     def base_sha256(self) -> npt.NDArray[np.uint8]:
-        """SHA-256 digests of the dataset's tars, shape (shards, 32)."""
+        """SHA-256 digests of the dataset's tars, with shape (shards, 32)."""
         return _digests(chunk_of(self.table, "base_sha256"))
 
 
@@ -137,7 +137,7 @@ class MemberTable:
     Rows are ordered by sample, then by visit.
     offsets: byte offsets, or -1 for a visit that could not be encoded.
     sizes: sizes in bytes.
-    sha256: digests, uint8 (rows, 32).
+    sha256: SHA-256 digests, uint8 with shape (rows, 32).
     """
 
     num_visits: int
@@ -174,7 +174,7 @@ class MemberTable:
         return self.offsets.nbytes + self.sizes.nbytes + self.sha256.nbytes
 
     def place(self, row: int, visit: int) -> tuple[int, int, bytes] | None:
-        """Return (offset, size, SHA-256) of the member for a sample (`row`) and a visit, or None if it is missing."""
+        """Return the offset, size and SHA-256 of the member for `row` and `visit`, or None if it is missing."""
         place = row * self.num_visits + visit % self.num_visits
         if self.offsets[place] < 0:
             return None
@@ -197,7 +197,7 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
 
 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Read a table. Raises IntegrityError unless its columns have these types and its number of rows is in `num_rows`.
+    """Read a table. Raises IntegrityError unless its columns have these `types` and `num_rows` allows its row count.
 
     num_rows: (minimum, maximum)."""
     import pyarrow as pa

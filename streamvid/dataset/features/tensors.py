@@ -85,7 +85,7 @@ def _wrong_shape(shape: object) -> str | None:
 
 
 def check_name(name: str) -> str:
-    """Return `name`, which becomes a field of batches. Raises ConfigError if it is not a valid tensor name."""
+    """Return `name`, which becomes the name of a batch field. Raises ConfigError if it is not a valid tensor name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
             f"tensor {name!r}: the name must be an ASCII letter followed by at most 62 ASCII letters, digits and '_'"
@@ -110,7 +110,7 @@ def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
 
 
 def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
-    """Return the tensors of a safetensors file as views of `data`.
+    """Return the tensors in a safetensors file as views of `data`.
 
     Raises IntegrityError if the file is invalid (SAFE-1). where: name of the file in the message.
     """
@@ -119,7 +119,9 @@ def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]
         size = int.from_bytes(view[:_LENGTH_BYTES], "little")
         limit = min(MAX_HEADER_BYTES, len(view) - _LENGTH_BYTES)
         if not 2 <= size <= limit:
-            raise ValueError(f"the header has {size} bytes; in a file of {len(view)} bytes, 2 to {limit} are allowed")
+            raise ValueError(
+                f"the header has {size} bytes; the header of a {len(view)}-byte file must have 2 to {limit} bytes"
+            )
         header = json.loads(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + size]))
         body = view[_LENGTH_BYTES + size :]
         header.pop("__metadata__", None)

@@ -107,7 +107,10 @@ def _described(kinds: Mapping[str, TensorInfo], shapes: Mapping[str, list[int]])
 
 
 def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
-    """Return the tensor types of all shards. Raises DatasetError if types differ, or if shapes in a bucket differ."""
+    """Return the tensor types that all shards share.
+
+    Raises DatasetError if types differ, or if shapes in a bucket differ.
+    """
     first: FinishedShard | None = None
     of_bucket: dict[str, FinishedShard] = {}
     for one in records:
@@ -144,7 +147,8 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 class SidecarWriter:
     """Writer of a dataset's features at a local path or at a file:// or s3:// URL.
 
-    made_with: description of the encoder as JSON values, such as a checksum. Readers compare it with their own encoder.
+    made_with: description of the encoder (such as its checksum) as JSON values. Readers compare it with their own
+        encoder.
     num_visits: number of visits per sample.
 
     Several processes may write different shards at the same time.
@@ -202,14 +206,14 @@ class SidecarWriter:
         return {file.path for file in self._store.files(STAGING)}
 
     def is_done(self, shard: ShardInfo) -> bool:
-        """Return True if an earlier run has finished a shard."""
+        """Return True if an earlier run has finished `shard`."""
         return self.sealed is not None or _record_path(shard) in self._done
 
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:
-        """Write the features of `shard`. samples: (key, visits) of every sample, in the order of the shard.
+        """Write the features of `shard`. samples: a (key, visits) tuple for every sample, in the order of the shard.
 
         A finished shard is overwritten. Raises ConfigError for tensors that cannot be stored, DatasetError if the
-        samples are not those of the shard, and StorageError if the store fails.
+        samples do not match the shard, and StorageError if the store fails.
         """
         if self.sealed is not None:
             raise DatasetError(f"the features at {self._store.url} are sealed; choose another destination")
@@ -313,7 +317,7 @@ class SidecarWriter:
     def seal(self, null: Mapping[str, RawTensor] | None = None) -> SidecarManifest:
         """Write the manifest once all shards are finished. Only one process may call this method.
 
-        null: null tensors, which replace the tensors of the same names if a sample is delivered without text.
+        null: null tensors. They replace the tensors with the same names if a sample is delivered without text.
 
         Raises DatasetError if a shard is missing or tensors differ between shards, and ConfigError for invalid `null`.
         """

@@ -109,7 +109,7 @@ class _Compiler:
     # Text to tree.
 
     def _as_python(self) -> str:
-        """Return the text with a letter and spaces in place of each backquoted name, so that positions are kept."""
+        """Replace each backquoted name with a letter and spaces, so that positions in the text stay the same."""
         parts, letters = [], (chr(c) for c in range(_FIRST_STAND_IN, 0x9F00) if chr(c) not in self._text)
         for match in _TOKEN.finditer(self._text):
             part, kind, place = match[0], match.lastgroup, match.start()
@@ -305,7 +305,7 @@ class _Compiler:
 
 
 def _compared(node: Node) -> str:
-    """Return an example of a comparison with the node, for error messages."""
+    """Return an example comparison that uses the node, for error messages."""
     return f"{_short(node)} == 'a'" if node.kind == "str" else f"{_short(node)} > 5"
 
 

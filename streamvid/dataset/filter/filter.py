@@ -64,7 +64,7 @@ class Filter:
             mask = _compiled(self.text, kinds).run(table)
         except ConfigError as error:
             raise DatasetError(
-                f"the columns of an index file differ from those of the dataset ({error}); copy or rebuild the dataset"
+                f"the columns of an index file differ from the dataset's columns ({error}); copy or rebuild the dataset"
             ) from error
         return np.asarray(pc.indices_nonzero(pc.fill_null(mask, False))).astype(np.int32)
 
@@ -111,12 +111,12 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
 
 
 def both(general: str | None, own: str | None) -> str | None:
-    """Return the text of the conjunction of two conditions. None stands for a condition that is always true."""
+    """Combine two conditions with `and`, and return the text. None stands for a condition that is always true."""
     return f"({general}) and ({own})" if general is not None and own is not None else general or own
 
 
 def filter_of_view(dataset: Dataset) -> Filter | None:
-    """Return the filter of the view under which `dataset` was opened, or None if it was opened without a view."""
+    """Return the filter of the view through which `dataset` was opened, or None if it was opened without a view."""
     return None if dataset.where is None else parse_filter(dataset.where, dataset)
 
 
@@ -140,10 +140,11 @@ def count_matches(
 ) -> npt.NDArray[np.int64]:
     """Return the number of samples that the filter selects in each of `shards`, as an int64 array.
 
-    The first call scans the filter's columns of the index, one shard at a time. The counts of all shards are cached in
-    `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the dataset's
-    content and the filter, so that later calls read only 8 bytes per shard. If several processes on one machine call
-    this function at the same time, only one process scans. If the folder cannot be written, each call scans.
+    The first call scans the index columns that the filter reads, one shard at a time. The counts of all shards are
+    cached in `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the
+    dataset's content and the filter, so that later calls read only 8 bytes per shard. If several processes on one
+    machine call this function at the same time, only one process scans. If the folder cannot be written, each call
+    scans.
     """
     everything = dataset.shards
     cache = CountCache.of(cache_dir, dataset.manifest.fingerprints.content, filter.text)
@@ -174,14 +175,14 @@ def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
         reports = done // _ROWS_PER_REPORT
         done += shard.num_samples
         if done // _ROWS_PER_REPORT > reports:
-            _log.info("filter: scanned %d of %d samples of %s", done, total, dataset.url)
-    _log.info("filter %s selects %d of %d samples of %s", filter.text, counts.sum(), total, dataset.url)
+            _log.info("filter: scanned %d of %d samples in %s", done, total, dataset.url)
+    _log.info("filter %s selects %d of %d samples in %s", filter.text, counts.sum(), total, dataset.url)
     return counts
 
 
 @dataclass(frozen=True, slots=True)
 class CountCache:
-    """Cache file with the number of samples per shard that one filter selects.
+    """Cache file for one filter. It stores how many samples the filter selects in each shard.
 
     The file contains a line of JSON, the counts as int64, and the SHA-256 of both.
 
@@ -194,7 +195,7 @@ class CountCache:
 
     @classmethod
     def of(cls, folder: str | Path | None, content_fingerprint: str, text: str) -> CountCache:
-        """Return the cache entry of a filter for a dataset's content. folder: None for the user's cache folder."""
+        """Return the cache entry for a filter and a dataset's content. folder: None uses the user's cache folder."""
         if folder is None:
             folder = user_cache("filters")
         fields = {"version": _VERSION, "content": content_fingerprint, "where": text}
@@ -231,7 +232,7 @@ class CountCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this entry, which excludes other processes on this machine, inside the `with` block."""
+        """Lock this entry during the `with` block. The lock excludes other processes on this machine."""
         with contextlib.ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

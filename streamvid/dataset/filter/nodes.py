@@ -35,7 +35,7 @@ class Node:
 
 
 def kind_of(kind: Any) -> str | None:
-    """Return the kind of values of a pyarrow type in conditions, or None if conditions do not support the type."""
+    """Return the kind that values of a pyarrow type have in conditions, or None if the type is not supported."""
     if types.is_boolean(kind):
         return "bool"
     if types.is_uint64(kind) or types.is_floating(kind):

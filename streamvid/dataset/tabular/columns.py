@@ -33,7 +33,7 @@ FACT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "seconds": ("duration_seconds", "duration", "seconds", "duration_sec"),
     "num_bytes": ("num_bytes", "bytes", "file_size", "filesize", "size_bytes", "size"),
 }
-"""Usual column names of each fact about a clip."""
+"""Usual column names for each property of a clip."""
 MAX_COLUMNS = 1000
 MAX_NAME_BYTES = 256
 MAX_TEXT_BYTES = 64 * 2**10
@@ -197,7 +197,7 @@ def _as_text(value: object) -> str:
 
 
 def plain_text(value: object) -> str:
-    """Return a text that represents a value that JSON cannot represent."""
+    """Return text that stands for a value that JSON cannot represent."""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
@@ -222,7 +222,7 @@ def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
-    """Return the column with the first possible name in `usual`, ignoring case, or None if no name matches."""
+    """Return the column whose name comes first in `usual`, ignoring case, or None if no name matches."""
     folded = {name.strip().casefold(): name for name in reversed(names)}
     return next((folded[name] for name in usual if name in folded), None)
 
@@ -230,7 +230,7 @@ def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
 def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], option: str) -> str:
     """Return `asked` or, if it is None, the first column with a usual name.
 
-    Raises SourceError without such a column.
+    Raises SourceError if there is no such column.
     """
     listed = ", ".join(names) or "none"
     if asked is None:

@@ -53,7 +53,7 @@ InputRow: TypeAlias = Mapping[str, object] | BrokenRow
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Consecutive rows of a file. broken: reason by index (within the block) of each unreadable row."""
+    """Consecutive rows of a file. broken: maps the index of each unreadable row, within the block, to the reason."""
 
     num_rows: int
     columns: Mapping[str, Column]
@@ -133,7 +133,7 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return the texts as large strings, and the reason by row index for each text with invalid Unicode.
+    """Return the texts as large strings, and a mapping from the index of each text with invalid Unicode to the reason.
 
     Invalid characters are escaped or replaced.
     """
@@ -153,8 +153,8 @@ def is_metadata_name(name: str) -> bool:
 def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
     """Return the column names of a local file. Raises SourceError if the file cannot be read.
 
-    is_sample: True to read only the first block of rows. The result then lacks columns of JSON files that occur only in
-        later rows.
+    is_sample: True to read only the first block of rows. The result then lacks columns that occur only in later rows of
+        a JSON file.
     """
     blocks = read_blocks(path)
     if is_sample or path.suffix.lower() in (".csv", ".parquet"):

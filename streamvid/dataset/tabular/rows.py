@@ -82,7 +82,7 @@ class Spill:
 
 @contextlib.contextmanager
 def _naming(verb: str) -> Iterator[None]:
-    """Convert errors of a temporary file to StorageErrors with a remedy."""
+    """Convert operating system errors about a temporary file to StorageErrors with a remedy."""
     try:
         yield
     except OSError as error:
@@ -94,7 +94,7 @@ def _naming(verb: str) -> Iterator[None]:
 
 
 class Rows(Sequence[_Row], Generic[_Row]):
-    """Immutable sequence of values of one dataclass, stored on disk. Values are created when they are read.
+    """Immutable, disk-backed sequence of instances of one dataclass. Instances are created when they are read.
 
     Fields with numbers, booleans or text, including fields of nested dataclasses, are Arrow columns. All other fields
     are stored as pickles, which is safe because only this process can write the file. Sequential reads are fast; random
@@ -109,7 +109,10 @@ class Rows(Sequence[_Row], Generic[_Row]):
 
     @staticmethod
     def of(kind: type[_Row], values: Iterable[_Row]) -> Rows[_Row]:
-        """Store the values, and return them as rows. Errors raised by `values` are not converted."""
+        """Store the values, and return them as rows.
+
+        Errors raised while iterating over `values` propagate unchanged.
+        """
         form, spill, values = _form_of(kind), Spill(), iter(values)
         while block := list(islice(values, BLOCK_ROWS)):
             spill.append(form.encode(block))
@@ -138,7 +141,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
         return self._cached[1][place]
 
     def tuples(self, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield a tuple of the values of these fields for each row.
+        """For each row, yield a tuple with the values of these fields.
 
         Fields of nested dataclasses have names like "clip.path".
         """
@@ -198,7 +201,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class _Part:
-    """Rows of one part of a new order, and the positions of these rows in the new order."""
+    """Rows that form one part of a new order, and their positions in that order."""
 
     def __init__(self) -> None:
         self._spill = Spill(_PART_MEMORY_BYTES)

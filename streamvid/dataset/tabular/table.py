@@ -1,4 +1,4 @@
-"""All rows of the metadata of one source, read once and stored on disk."""
+"""All metadata rows of one source, read once and stored on disk."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MetadataTable:
         return (_loaded(self._spill[number]) for number in range(len(self._spill)))
 
     def kinds(self, names: Collection[str]) -> dict[str, ColumnType]:
-        """Return the type of each of these columns by name. The type fits the column's values in all rows."""
+        """Map each of these column names to the column's type, which fits the values in all rows."""
         found: dict[str, list[frozenset[ColumnType] | None]] = {name: [] for name in names}
         for block in self.blocks:
             for name, kinds in found.items():

@@ -13,8 +13,8 @@ _FEW = 1 << 16
 class TextSet:
     """Set of strings that uses 8 bytes per string, because it stores only hashes.
 
-    A string that is not in the set is mistaken for a member with a probability of len(self) / 2**64. If such an error
-    would do harm, callers must verify the members.
+    A string that is not in the set is mistaken for a member with a probability of len(self) / 2**64. If such a mistake
+    would be harmful, callers must verify the members.
     """
 
     def __init__(self, hashes: npt.NDArray[np.int64]) -> None:

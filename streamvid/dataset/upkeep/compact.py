@@ -91,12 +91,12 @@ def compact(
 
     shard_size_bytes: target size of merged shards. Shards smaller than half of it are merged. None uses the size for
         which the dataset was built. Shards of clips that are stored in several buckets are never merged.
-    expire: age such as "30d", or a number of seconds. Also delete earlier versions that are older and have no tag, and
-        then all files to which no version refers.
+    expire: age, as text such as "30d" or as a number of seconds. Earlier versions that are older and have no tag are
+        deleted too, and then all files to which no version refers.
     dry_run: only report what would be done.
     cache_only: only drop the blocks of deleted tars from the local cache. This requires no permission to change the
         dataset.
-    storage: options for the store. If they configure a cache, the blocks of deleted tars are dropped from it.
+    storage: options for the store. If they configure a cache, the blocks of deleted tars are dropped from that cache.
     workers: number of shards written at a time.
     temp_dir: scratch directory for remote stores, with room for two shards per worker.
 
@@ -175,7 +175,7 @@ def _dry_run(plan: Compaction, age: float | None) -> CompactReport:
 
 @dataclass
 class Compaction:
-    """Plan of a compaction.
+    """Plan for a compaction.
 
     written: shards to write.
     dead: shards without remaining samples.
@@ -219,7 +219,7 @@ class Compaction:
     def _groups(self) -> Iterator[list[Part]]:
         """Yield the old shards that form each new shard.
 
-        Small shards are grouped; a shard with removed samples stays alone.
+        Small shards are grouped. A larger shard with removed samples forms a group of its own.
         """
         drawn = {
             (bucket_id, first + number)
@@ -331,7 +331,7 @@ def _extensions(part: Part) -> tuple[str, ...]:
 
 
 def _delete(store: Store, newest: Manifest) -> tuple[tuple[str, ...], int]:
-    """Delete the tars whose samples were removed or replaced. Return (paths, total size) of the deleted tars."""
+    """Delete the tars whose samples were removed or replaced. Return their paths and total size."""
     deleted, num_bytes = [], 0
     for path, row in sorted(deleted_shards(read_moved(store, newest.files.moved)).items()):
         for name in (path, offsets_path(path)):

@@ -1,4 +1,4 @@
-"""Copying of a dataset between stores. Files are verified in transit, and the manifest is written last."""
+"""Copying datasets between stores. Files are verified in transit, and the manifest is written last."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def copy_dataset(
 ) -> CopyReport:
     """Copy the sealed dataset at `source` to `dest`. Both are URLs or open stores. Copying is idempotent.
 
-    A copy contains one version: the newest, or the one that `source` names, such as "s3://bucket/ds@7".
+    A copy contains one version: the newest, or the version that `source` names, such as "s3://bucket/ds@7".
 
     The SHA-256 of every file is verified in transit, and the manifest is written last. An interrupted copy resumes: a
     journal in the folder `journal` (by default the user's cache) lists the finished files. If the same dataset is at
@@ -117,9 +117,9 @@ def copy_dataset(
 
 
 def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
-    """Return the contents of an earlier version's files for other readers, by path.
+    """Return an earlier version's files for other readers, as a mapping from path to content.
 
-    The store contains only those of the newest version.
+    The store contains such files only for the newest version.
 
     Raises DatasetError if shards of the version were deleted.
     """
@@ -159,7 +159,7 @@ def _check_places(source: Store, dest: Store) -> None:
 class _Copy:
     """Copy in progress: source, destination, and the journal of finished files.
 
-    made: content by path of the files that are not copied from the source.
+    made: maps the paths of files that are not copied from the source to their contents.
     """
 
     dataset: Dataset
@@ -199,7 +199,9 @@ class _Copy:
         )
 
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
-        """Return the states of the files at `dest` by path, and the bytes of the manifest (None if missing or invalid).
+        """Map the paths at `dest` to file states, and read the manifest there.
+
+        Return both, with None for a manifest that is missing or invalid.
 
         Raises SealedError if the manifest describes another dataset, and DatasetError if there are unrelated files but
         no valid manifest.
@@ -257,7 +259,7 @@ class _Copy:
     def _copy_files(self, copier: FileCopier, there: dict[str, FileState], others: set[str] | None) -> tuple[int, int]:
         """Copy the files that are missing or wrong at `dest`.
 
-        Return (number, total size in bytes) of the copied files.
+        Return the number and the total size in bytes of the copied files.
         """
         total, num_copied, num_bytes = count_files(self.dataset), 0, 0
         files: Iterator[FileInfo] = dataset_files(self.dataset)
@@ -277,7 +279,10 @@ class _Copy:
         file: FileInfo,
         stop: threading.Event,
     ) -> int | None:
-        """Copy one file unless the existing copy is correct. Return the number of bytes written, or None if it was."""
+        """Copy one file unless the existing copy is correct.
+
+        Return the number of bytes written, or None if nothing was.
+        """
         state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):
             return None

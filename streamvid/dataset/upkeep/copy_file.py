@@ -1,4 +1,4 @@
-"""Verified copying of one file between stores, through a scratch folder that a later run cleans up."""
+"""Verified copies of single files between stores, through a scratch folder that a later run cleans up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class FileCopier:
-    """Copier of files between two stores. If `dest` is remote, only files larger than 16 MiB use the scratch folder."""
+    """Copies files between two stores. If `dest` is remote, only files larger than 16 MiB use the scratch folder."""
 
     source: Store
     dest: Store
@@ -66,7 +66,7 @@ class FileCopier:
             self.dest.put(path, data)
 
     def _read(self, file: FileInfo, stop: threading.Event) -> tuple[bytes | Path, bytes]:
-        """Read a file. Return (bytes of the file or path of a scratch copy, SHA-256)."""
+        """Read a file. Return its bytes or the path of a scratch copy, and its SHA-256."""
         digest = hashlib.sha256()
         if file.num_bytes <= BLOCK_BYTES and not self.dest.is_local:
             data = b"".join(map(bytes, read_blocks(self.source, file.path, file.num_bytes, stop)))
@@ -118,7 +118,10 @@ def _digest(*parts: str) -> str:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the scratch folder of a killed run. Raises StorageError if the folder may contain files of others."""
+    """Remove the scratch folder of a killed run.
+
+    Raises StorageError if the folder may contain files that an earlier run did not create.
+    """
     try:
         found = folder.lstat()
     except FileNotFoundError:

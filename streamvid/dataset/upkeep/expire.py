@@ -45,7 +45,7 @@ def parse_age(value: str | float) -> float:
             raise ConfigError(f"expire={value!r}: must be a number and a unit (s, m, h, d or w), such as 30d")
         return float(match[1]) * _UNITS[match[2]]
     if isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise ConfigError(f"expire={value!r}: must be a number of seconds of at least 0, or text such as '30d'")
+        raise ConfigError(f"expire={value!r}: must be a number of seconds (at least 0), or text such as '30d'")
     return float(value)
 
 
@@ -92,5 +92,5 @@ def _in_order(path: str) -> tuple[bool, str]:
 
 
 def _has_unfinished_build(store: Store) -> bool:
-    """Return True if a writer has left intermediate results, which may refer to files that belong to no version yet."""
+    """Return True if a writer has left intermediate results, which may refer to files that are not in a version yet."""
     return any(not state.path.startswith(f"{LEASES}/") for state in store.files(_STAGING))

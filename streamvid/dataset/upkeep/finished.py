@@ -68,7 +68,7 @@ class FinishedFiles:
     def is_done(self, path: str, *files: FileState) -> bool:
         """Return True if `path` was finished and `files` have not changed since.
 
-        A file of unknown version counts as changed.
+        A file whose version is unknown counts as changed.
         """
         if self._journal is None or not all(file.version for file in files):
             return False

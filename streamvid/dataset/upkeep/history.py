@@ -39,7 +39,7 @@ class VersionInfo:
 
 @dataclass(frozen=True, slots=True)
 class VersionsReport:
-    """Kept versions of a dataset, newest first, and the views of the dataset by name."""
+    """Kept versions of a dataset, newest first, and the dataset's views, as a mapping from name to condition."""
 
     dataset: str
     versions: tuple[VersionInfo, ...]
@@ -75,9 +75,8 @@ def tag(
     version: number, another tag, or "latest"; None removes the tag.
     move: True to allow moving an existing tag to another version.
 
-    Raises ConfigError for an invalid name, an unknown version or tag, or an existing tag of another version,
-    DatasetError if the version was deleted or another process changes the dataset, and StorageError if the store
-    fails.
+    Raises ConfigError for an invalid name, an unknown version or tag, or a tag that already points to another version,
+    DatasetError if the version was deleted or another process changes the dataset, and StorageError if the store fails.
     """
     with writing(open_store(check_newest(dataset), StorageOptions.of(storage))) as held:
         tags = dict(held.newest.tags)
@@ -143,7 +142,7 @@ def _named(name: str, kind: str) -> str:
 def _drop(known: dict[str, Any], name: str, kind: str, held: Writing) -> None:
     if known.pop(name, None) is None:
         names = ", ".join(sorted(known)) or "none"
-        raise ConfigError(f"{held.store.url} has no {kind} {name!r}; its {kind}s: {names}")
+        raise ConfigError(f"{held.store.url} has no {kind} {name!r}; available {kind}s: {names}")
 
 
 def _report(store: Store) -> VersionsReport:

@@ -1,4 +1,4 @@
-"""Merging of datasets: the samples of other datasets are added to one dataset."""
+"""Merging datasets: the samples of other datasets are added to one dataset."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class MergeReport:
     state: "merged", or "already merged" if an earlier merge has added all sources.
     version: number of the new version; None if nothing was added.
     num_added: number of samples added.
-    num_replaced: number of samples of `dataset` that were replaced by samples of the same source file.
-    num_duplicates: number of samples of the sources that were not added, because samples of an equal source file
+    num_replaced: number of samples in `dataset` that were replaced by samples from the same source file.
+    num_duplicates: number of samples in the sources that were not added, because samples from the same source file
         already exist.
-    num_kept_out: number of samples of the sources that were not added, because they had been removed from `dataset`.
+    num_kept_out: number of samples in the sources that were not added, because they had been removed from `dataset`.
     num_samples: number of samples in the dataset.
     num_bytes: total size of the added tars.
     """
@@ -93,14 +93,14 @@ def merge(
     If there is no dataset at `dataset`, it starts as a copy of the first source. The sources do not change. All
     datasets must have the same kind of clips, frame rate, model, conditioning inputs and encoding, and buckets with
     equal ids must have equal shapes. Columns that a dataset lacks are null for its samples. Within one local file
-    system, tars are linked; within one S3 store, the store copies them. They are not verified in either case.
+    system, tars are linked; within one S3 store, the store copies them. Tars are not verified in these two cases.
     Otherwise, tars are read, verified and written. Tars that contain duplicates or removed samples are rewritten
     without these samples.
     Merging is idempotent: if it is interrupted, run it again.
 
-    on_duplicate: "error" refuses to merge datasets that have samples of the same source file (`record_key`); "first"
-        keeps the samples of the first dataset, in the order given and beginning with `dataset`; "last" keeps those of
-        the last.
+    on_duplicate: "error" refuses to merge datasets that have samples from the same source file (`record_key`); "first"
+        keeps the samples of the first dataset, in the order given and beginning with `dataset`; "last" keeps the
+        samples of the last dataset.
     storage: options for `dataset` and, unless `source_storage` is given, for the sources.
     journal: see `copy_dataset`.
 
@@ -154,7 +154,7 @@ class _Merge:
     def __init__(
         self, held: Writing, sources: Sequence[Dataset], named: Sequence[Dataset], on_duplicate: OnDuplicate
     ) -> None:
-        """Decide which samples stay. named: `sources`, including datasets that have already been merged."""
+        """Decide which samples stay. named: all sources that were requested, including those merged earlier."""
         self.held, self.dest, self.sources = held, held.dataset, sources
         contents = (source.manifest.fingerprints.content for source in named)
         self.merged = tuple(dict.fromkeys((*held.newest.merged, *contents)))
@@ -201,12 +201,12 @@ class _Merge:
         )
 
     def _affected(self) -> frozenset[str]:
-        """Return the paths of those samples files of the dataset from which samples are removed."""
+        """Return the paths of the dataset's samples files from which samples are removed."""
         replaced = {self.dest.shards[number].index_path for number in self.left_out.of_dest}
         return frozenset(replaced | {shard.index_path for shard in self.dead})
 
     def _own_shards(self, affected: frozenset[str]) -> tuple[list[NewShard], list[StoredSet]]:
-        """Return the shards in affected samples files, without replaced samples, and the remaining draw sets."""
+        """Return the shards in the affected samples files, without replaced samples, and the remaining draw sets."""
         shards, there = [], set()
         for number, shard in enumerate(self.dest.shards):
             part = _without(Part.whole(self.dest, shard), self.left_out.of_dest.get(number))
@@ -246,7 +246,7 @@ class _Merge:
         return NewShard(part.shard.bucket_id, number, build_id, part.shard.split, (part,), change)
 
     def _with_files(self, draft: Manifest) -> Manifest:
-        """Return `draft` with tables of the sources' removed samples, rejections and records, and of moved shards."""
+        """Return `draft` with tables for moved shards and for the sources' removed samples, rejections and records."""
         files, counts = draft.files, draft.counts
         removed = [one for source in self.sources for one in _removed_of(source, draft.version + 1)]
         new_removed = [self._put("removed", len(files.removed), encode_removed(removed))] if removed else []
@@ -297,7 +297,7 @@ def _without(part: Part, rows: Rows | None) -> Part:
 def _removed_of(source: Dataset, version: int) -> Iterator[RemovedSample]:
     """Yield the removed samples of a source, so that they are not added again.
 
-    No shard contains these samples anymore.
+    The yielded entries do not refer to a shard.
     """
     for row in read_removed(source.store, source.manifest.files.removed).to_pylist():
         yield RemovedSample(**{**row, "number": NOWHERE, "build_id": 0, "version": version})

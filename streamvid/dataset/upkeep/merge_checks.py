@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OnDuplicate: TypeAlias = Literal["error", "first", "last"]
-"""Which samples stay if several datasets have samples of the same source file: "error" refuses to merge."""
+"""Samples that stay if several datasets have samples from the same source file: "error" refuses to merge."""
 Rows: TypeAlias = npt.NDArray[np.int32]
 
 _SHOWN = 3
@@ -65,7 +65,7 @@ def _unlike(dest: Dataset, source: Dataset, name: str, own: object, other: objec
 
 
 def merged_buckets(datasets: Sequence[Dataset]) -> tuple[Bucket, ...]:
-    """Return the buckets of all datasets, starting with those of the first dataset."""
+    """Return the buckets of all datasets, starting with the buckets of the first dataset."""
     buckets: dict[str, Bucket] = {}
     for dataset in datasets:
         for bucket in dataset.manifest.buckets:
@@ -97,7 +97,7 @@ def _is_of(source: Dataset) -> Callable[[Part], bool]:
 
 @dataclass
 class Omissions:
-    """Samples that a merge omits, as ascending positions by row of a dataset's shard table.
+    """Samples that a merge omits. Rows of a dataset's shard table are mapped to ascending positions in that shard.
 
     of_dest: omitted samples of the destination.
     of_sources: omitted samples of each source.
@@ -142,9 +142,9 @@ def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicat
 
 
 def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Mapping[str, int]:
-    """Return the number of the dataset whose samples stay, by record key of the sources.
+    """Map each record key in the sources to the number of the dataset whose samples stay.
 
-    Number 0 is `dest`. The sources have the numbers from 1 on.
+    Number 0 is `dest`; the sources are numbered from 1.
     """
     owners: dict[str, int] = {}
     twice: set[str] = set()
@@ -169,7 +169,7 @@ def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate
 
 
 def _keys(dataset: Dataset) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield (row of the shard table, keys, record keys) for each shard."""
+    """For each shard, yield its row in the shard table, its keys and its record keys."""
     for place, shard in enumerate(dataset.shards):
         table = dataset.samples(shard, ("key", "record_key"))
         yield place, table.column("key").to_pylist(), table.column("record_key").to_pylist()

@@ -42,7 +42,7 @@ _PLACE = ("packets_offset", "packets_bytes", "packets_sha256")
 
 @dataclass(frozen=True)
 class NewGroup:
-    """Group of columns added later, in the new version.
+    """One column group of the new version. Such groups contain columns that were added after sealing.
 
     old: the same group in the changed dataset; None for a group of merged samples.
     has: function that returns True if a part of a shard has values in the group.
@@ -55,7 +55,7 @@ class NewGroup:
 
 
 def own_groups(dataset: Dataset) -> list[NewGroup]:
-    """Return the column groups of the dataset that is changed. Samples keep their values."""
+    """Return the column groups of the dataset that is being changed. Samples keep their values."""
     places = {file.path: place for place, file in enumerate(dataset.manifest.files.samples)}
 
     def has(group: ColumnGroup, part: Part) -> bool:
@@ -85,13 +85,13 @@ class _WrittenFiles:
 
 @dataclass(frozen=True)
 class NewIndex:
-    """Writer of the index files of a new version.
+    """Writes the index files of a new version.
 
-    dataset: version that is changed.
-    affected: samples files of this version that are replaced as a whole.
-    buckets: buckets of the version, in order.
+    dataset: version that is being changed.
+    affected: samples files of `dataset` that are replaced as a whole.
+    buckets: buckets of the new version, in order.
     rows: schema of the samples files.
-    has_packets: True if the version has packets files.
+    has_packets: True if the new version has packets files.
     """
 
     dataset: Dataset
@@ -104,7 +104,7 @@ class NewIndex:
     def write(self, shards: Sequence[NewShard], facts: Sequence[TarFacts]) -> tuple[Manifest, ShardTable]:
         """Write the index files for `shards`, which replace the shards in the affected samples files.
 
-        Return (manifest, shard table). The manifest lacks the fields that follow from the shard table.
+        Return the manifest and the shard table. The manifest lacks the fields that follow from the shard table.
         """
         manifest, store = self.dataset.manifest, self.dataset.store
         order = {bucket.id: place for place, bucket in enumerate(self.buckets)}
@@ -152,7 +152,7 @@ class NewIndex:
         return ColumnGroup(of_files, group.columns, "" if is_mixed else group.source_sha256)
 
     def _old_packets(self, place: int) -> FileInfo:
-        """Return the packets file of a kept samples file.
+        """Return the packets file for a samples file that is kept.
 
         If the dataset has no packets, write an empty packets file.
         """
@@ -203,7 +203,7 @@ class NewIndex:
         return pa.table(columns, schema=self.rows)
 
     def _columns(self, group: NewGroup, pairs: Sequence[tuple[NewShard, TarFacts]]) -> bytes:
-        """Return the bytes of a file with the columns of a group, as readers of the dataset see the values."""
+        """Return the bytes of a column group's file, with the values that a reader of the dataset sees."""
         import pyarrow as pa
 
         target = schema({"key": "string", **group.columns})
@@ -217,7 +217,7 @@ class NewIndex:
 
 
 def _moved_members(table: pa.Table, offsets: Mapping[str, int]) -> dict[str, Sequence[Any]]:
-    """Return the columns of member offsets for a new tar. offsets: offset of the data by member name."""
+    """Return the columns that contain member offsets, for a new tar. offsets: maps member names to data offsets."""
     keys, extensions = table.column("key").to_pylist(), table.column("clip_extension").to_pylist()
     names = [f"{key}.{extension}" for key, extension in zip(keys, extensions, strict=True)]
     new: dict[str, Sequence[Any]] = {"clip_offset": [offsets[name] for name in names]}
@@ -248,7 +248,7 @@ def _info(shard: NewShard, tar: TarFacts, table: pa.Table, index_path: str, row_
 
 
 def _largest(table: pa.Table) -> int:
-    """Return the size in bytes of the largest clip with its conditioning inputs."""
+    """Return the size in bytes of the largest clip, including its conditioning inputs."""
     sizes = np.asarray(table.column("clip_bytes").to_numpy(), np.int64).copy()
     for name in table.column_names:
         if name.startswith(MEDIA_PREFIX):

@@ -27,14 +27,14 @@ from streamvid.storage import CachedStore, LocalStore, Store
 
 Int64s = npt.NDArray[np.int64]
 ShardChange = Literal["kept", "copied", "written"]
-"""How a shard is made: its tar stays as it is, is copied under a new name, or is written anew."""
+"""How a shard is made: its tar is kept unchanged, copied under a new name, or rewritten."""
 
 _HASHES = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Samples of an existing shard that a new shard contains.
+    """Samples that a new shard takes from an existing shard.
 
     rows: ascending positions among the existing shard's samples.
     """
@@ -88,7 +88,7 @@ class NewShard:
 
 @dataclass(frozen=True, slots=True)
 class TarFacts:
-    """Sizes and checksums of a shard's files. offsets: offset of the data by member name; None if unchanged."""
+    """Sizes and checksums of a shard's files. offsets: maps member names to data offsets; None if unchanged."""
 
     num_bytes: int
     sha256: str
@@ -107,7 +107,7 @@ def taken_names(dataset: Dataset, dead: Sequence[ShardInfo]) -> set[ShardName]:
 def build_id_of(parts: Sequence[Part], number: int, taken: set[ShardName]) -> int:
     """Return a build id that depends only on the shard's content and results in an unused name.
 
-    taken: names of all shards of all versions. The function adds the new name to `taken`.
+    taken: names of all shards in all versions. The function adds the new name to `taken`.
     """
     digest = hashlib.sha256(str(number).encode())
     for part in parts:
@@ -123,7 +123,7 @@ def build_id_of(parts: Sequence[Part], number: int, taken: set[ShardName]) -> in
 
 
 def dead_shards(dataset: Dataset) -> list[ShardInfo]:
-    """Return the shards without remaining samples that the stored shard table still lists."""
+    """Return the shards that the stored shard table still lists although they have no remaining samples."""
     if not dataset.manifest.files.removed:
         return []
     there = {shard.path for shard in dataset.shards}
@@ -155,7 +155,7 @@ class _Storing:
     folder: Path
 
     def store(self, shard: NewShard, stop: threading.Event) -> TarFacts:
-        """Store the offsets file of one shard, then its tar. Return facts about both."""
+        """Store the offsets file of one shard, then its tar. Return the sizes and checksums of both."""
         if shard.change == "written":
             return self._write(shard, stop)
         old = shard.parts[0].shard

@@ -1,4 +1,4 @@
-"""Removal of samples from a dataset: they leave the index at once, and `compact` deletes their bytes."""
+"""Removal of samples from a dataset: they leave the index immediately, and `compact` deletes their bytes later."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FACTS = ("key", "record_key", "source", "clip_sha256")
 
 @dataclass(frozen=True, slots=True)
 class RemovedClip:
-    """Entry of a report for one removed sample.
+    """Report entry for one removed sample.
 
     path: tar that contains the sample's bytes until `compact` deletes them.
     """
@@ -53,9 +53,9 @@ class RemoveReport:
     removed: the removed samples.
     num_left: number of samples that remain in the dataset.
     num_already_removed: number of selected keys whose samples an earlier command removed.
-    unmatched: first 100 of the keys that belong to no sample of any version.
+    unmatched: first 100 keys that match no sample in any version.
     num_unmatched: total number of such keys.
-    stored_in: tars that still contain bytes of removed samples, including those of earlier removals.
+    stored_in: tars that still contain bytes of removed samples, including samples from earlier removals.
     same_clips: keys of the first 100 remaining samples whose clip has the same bytes as a removed clip.
     num_same_clips: total number of such samples.
     """
@@ -109,21 +109,23 @@ def remove(
     storage: StorageOptions | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> RemoveReport:
-    """Remove samples from a dataset by publishing a version without them. Exactly one argument selects the samples.
+    """Remove samples from a dataset by publishing a version without them.
+
+    Exactly one of `keys`, `where` and `source` selects the samples.
 
     Readers of the new version neither plan nor read the samples. The bytes of the samples remain in the tars until
     `compact` rewrites the tars. Removing is idempotent: samples that were removed before are not removed again. A
     removed clip that is stored in several buckets is removed from all of them.
 
     keys: sample keys, record keys or source names, or the path of a file that lists them: a .txt file with one per
-        line, or a table with a column key, record_key or source.
+        line, or a table with a column named key, record_key or source.
     where: condition as in `VideoLoader(where=...)`.
-    source: pattern of source names, such as "studio-7/*".
+    source: pattern that source names must match, such as "studio-7/*".
     reason: text that the version and the report record.
     dry_run: only report what would be removed.
 
-    Raises ConfigError for an invalid selection, SourceError for an unreadable file of keys, DatasetError if another
-    process changes the dataset, and StorageError if the store fails.
+    Raises ConfigError for an invalid selection, SourceError for an unreadable key file, DatasetError if another process
+    changes the dataset, and StorageError if the store fails.
     """
     store = open_store(check_newest(dataset), StorageOptions.of(storage))
     progress = progress or no_progress
@@ -137,7 +139,7 @@ def remove(
 
 
 class _Removal:
-    """Selected samples, and the shard table that remains without these samples."""
+    """Samples selected for removal, and the shard table without them."""
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class _Removal:
 
 
 def _matches(dataset: Dataset, selection: SampleSelection, progress: Progress) -> dict[int, npt.NDArray[np.int32]]:
-    """Return the ascending rows of selected samples by row of the shard table.
+    """Map rows of the shard table to the ascending rows of the samples selected in that shard.
 
     Shards without selected samples are omitted.
     """
@@ -234,7 +236,7 @@ def _removed_before(dataset: Dataset, selection: SampleSelection) -> tuple[list[
 
 
 def _same_clips(dataset: Dataset, samples: Sequence[RemovedSample]) -> list[str]:
-    """Return the keys of other samples whose clips have the same bytes as those of `samples`."""
+    """Return the keys of other samples whose clips are byte-identical to the clip of a sample in `samples`."""
     removed, keys = {one.clip_sha256 for one in samples}, {one.key for one in samples}
     found: list[str] = []
     for shard in dataset.shards if removed else ():

@@ -1,4 +1,4 @@
-"""Selection of samples by keys, by a condition, or by a pattern of source names."""
+"""Selection of samples by keys, by a condition, or by a pattern for source names."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def select(
 
     keys: keys, record keys or source names, or the path of a file that lists them.
     where: condition on the dataset's columns.
-    source: pattern of source names with shell wildcards.
+    source: pattern that source names must match, with shell wildcards.
     """
     if sum(value is not None for value in (keys, where, source)) != 1:
         raise ConfigError(
             "set exactly one of keys, where and source; pass keys (--keys FILE), a condition (--where CONDITION) or "
-            "a pattern of source names (--source PATTERN)"
+            "a pattern for source names (--source PATTERN)"
         )
     if keys is not None:
         listed = _read_keys(Path(keys).expanduser()) if isinstance(keys, str | Path) else (KEY_COLUMNS, keys)
@@ -98,7 +98,8 @@ def _read_keys(path: Path) -> tuple[tuple[str, ...], set[str]]:
             found.update(block.column(own).as_kind("string").drop_null().to_pylist())
     if not found:
         raise SourceError(
-            f"{path} contains no keys; list one key per line, or the keys in a column named key, record_key or source"
+            f"{path} contains no keys; list one key per line, or put the keys in a column named key, record_key "
+            "or source"
         )
     return columns, found
 
@@ -107,7 +108,8 @@ def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_TEXT_BYTES:
             raise SourceError(
-                f"{path} has more than {_MAX_TEXT_BYTES} bytes; split it, and remove the keys in several steps"
+                f"{path} has more than {_MAX_TEXT_BYTES} bytes; split it into several files, and pass one file at "
+                "a time"
             )
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -125,11 +127,11 @@ def _texts(values: Collection[str]) -> Any:
 
 
 def in_all_buckets(dataset: Dataset, found: dict[int, npt.NDArray[np.int32]]) -> dict[int, npt.NDArray[np.int32]]:
-    """Return the selected samples and their copies in other buckets, in the form of `found`.
+    """Return the selected samples and their copies in other buckets, in the same form as `found`.
 
     Matching shards of a draw set list their clips in the same order.
 
-    found: ascending positions of selected samples by row of the shard table.
+    found: maps rows of the shard table to the ascending positions of the samples selected in that shard.
     """
     if not dataset.manifest.draws:
         return found

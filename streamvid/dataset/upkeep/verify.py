@@ -73,8 +73,8 @@ class VerifyReport:
     extra: paths of the first 1000 files that are not part of the dataset.
     num_problems, num_extra: total numbers of problems and extra files; `num_extra` is None if the store does not list
         its files.
-    num_moved, num_removed: for an earlier version, numbers of samples in shards that a later version deleted: samples
-        that the later version stores elsewhere, and samples that were removed. Neither is a problem.
+    num_moved, num_removed: for an earlier version whose shards a later version deleted, the number of samples that are
+        now stored elsewhere, and the number of samples that were removed. Neither is a problem.
     removed_in: tars that still contain bytes of removed samples, in all versions; only a deep check looks for them.
     """
 
@@ -95,7 +95,7 @@ class VerifyReport:
 
     @property
     def is_right(self) -> bool:
-        """True if the check is complete and found no problem."""
+        """True if the check is complete and found no problems."""
         return self.is_complete and not self.num_problems
 
     @property
@@ -183,8 +183,8 @@ def _open(store: Store, newest: Manifest, number: int) -> Dataset:
 def _is_publishing(store: Store, newest: Manifest) -> bool:
     """Return True if a writer is replacing the files for other readers, or was killed while doing so.
 
-    The next writer completes the replacement. If the access keys do not permit listing, it is unknown whether a file
-    exists.
+    The next writer completes the replacement. Return False if the store cannot report whether a file exists, for
+    example because the access keys do not permit listing.
     """
     try:
         return store.size(version_path(newest.version + 1)) is not None
@@ -286,7 +286,7 @@ class _Check:
         return found
 
     def _with_samples(self, problem: Problem) -> Problem:
-        """Return the problem with the number of affected samples, unless the checks of shards report these samples."""
+        """Add the number of affected samples to a problem, unless the shard checks report these samples."""
         manifest, shards = self.dataset.manifest, self.dataset.shards
         for place, samples in enumerate(manifest.files.samples):
             packets = manifest.files.packets_of(samples.path)
@@ -319,7 +319,7 @@ class _Check:
                 self.progress("shards", number, len(shards))
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
-        """Return (number of extra files in the store or None if unknown, paths of the first extra files)."""
+        """Return the number of extra files in the store (None if unknown) and the paths of the first extra files."""
         count, first = 0, []
         try:
             known = kept_files(self.dataset.store, self.newest)

@@ -57,7 +57,7 @@ class Problem:
 
 @dataclass
 class ShardFindings:
-    """Result of the verification of one shard.
+    """Result of verifying one shard.
 
     states: states of the tar and of the offsets file; empty unless both have the right size.
     keys: keys of the samples if a later version deliberately deleted the shard; otherwise None.
@@ -131,7 +131,7 @@ def check_file(
     clips: ClipChecksums | None = None,
     known: FileState | None = None,
 ) -> Problem | None:
-    """Verify the bytes of a file. Return the problem, or None if the file is right.
+    """Verify the bytes of a file. Return the problem, or None if the file is intact.
 
     If the checksum is wrong, the file is read again, because the bytes may have been damaged in transit.
 
@@ -198,7 +198,7 @@ class IndexedClip:
 
 
 class ClipChecksums:
-    """Checksums of all clips of a tar, computed in one pass over its bytes."""
+    """Checksums of all clips in a tar, computed in one pass over its bytes."""
 
     def __init__(self, clips: Sequence[IndexedClip], num_bytes: int) -> None:
         self._clips = sorted(clips, key=lambda clip: clip.offset)
@@ -259,7 +259,7 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
 
 
 def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -> None:
-    """Verify that the files of columns added later contain the same keys as the samples index in every row."""
+    """Verify that every row of a file with columns added later has the same key as the samples index."""
     for path in dataset.column_paths(findings.shard):
         try:
             found = dataset.column_rows(findings.shard, path, ["key"]).column("key").to_pylist()

@@ -1,7 +1,7 @@
-"""Effects of later versions on the samples of an earlier one: which were removed, and which tars contain the others.
+"""Effects of later versions on an earlier version: which samples were removed, and which tars contain the others.
 
-A run that stays on an earlier version does not deliver samples that were removed later, although it plans them. If
-`streamvid compact` has deleted the tars of other samples, they are read from the tars that replaced the deleted ones.
+A run that stays on an earlier version does not deliver samples that were removed later, although it plans them.
+Remaining samples whose tars `streamvid compact` has deleted are read from the tars that replaced them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Later:
         return Later(later, frozenset(_removed_from(dataset, gone, moved)), moved)
 
     def shards_of(self, shard: ShardInfo) -> list[ShardInfo] | None:
-        """Return those shards of the newest version that can contain the samples of an earlier shard.
+        """Return the shards in the newest version that can contain samples from an earlier shard.
 
         The result is None if the newest version still contains the earlier shard.
         """
@@ -70,7 +70,7 @@ class Later:
 
 
 def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
-    """Return the keys of samples that were removed after a version, by the last shard that contained the sample."""
+    """Map shards to the keys of the samples that were removed from them after a version."""
     found: dict[ShardName, set[str]] = {}
     columns = (removed.column(name).to_pylist() for name in ("version", "key", "bucket_id", "number", "build_id"))
     for since, key, *name in zip(*columns, strict=True):
@@ -105,7 +105,7 @@ def _removed_from(
 
 
 def _reached(first: ShardName, following: Mapping[ShardName, Sequence[ShardName]]) -> set[ShardName]:
-    """Return a set with a shard and all shards to which its samples were moved, in one or more moves."""
+    """Return a set of a shard and all shards to which its samples were moved, directly or indirectly."""
     waiting, seen = [first], set[ShardName]()
     while waiting:
         name = waiting.pop()
@@ -119,9 +119,9 @@ _announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of 
 
 
 class LaterVersions:
-    """Effects of later versions on the samples of several datasets, for a run on earlier versions. Thread-safe.
+    """Effects of later versions on the samples in several datasets, for a run on earlier versions. Thread-safe.
 
-    datasets: datasets by number. Methods accept these numbers, and ignore other numbers.
+    datasets: maps numbers to datasets. Methods accept these numbers, and ignore other numbers.
     silent: numbers of datasets whose removed samples are not logged.
     is_new: True if the datasets were opened for the first epoch, so that their manifests need not be read again.
     """
@@ -143,7 +143,7 @@ class LaterVersions:
         try:
             self.refresh(is_opening=self._is_new)
         except StreamvidError as error:
-            _log.warning("samples that were removed from the datasets in the meantime cannot be found: %s", error)
+            _log.warning("cannot determine which samples later versions of the datasets have removed: %s", error)
         self._is_new = False
         for number, dataset in self._datasets.items():
             later = self._later.get(number)
@@ -151,7 +151,7 @@ class LaterVersions:
             if later is not None and count and number not in self._silent and _announced.get(place) != count:
                 _announced[place] = count
                 _log.warning(
-                    "%s: %d samples of version %d have been removed as of version %d; other samples of their "
+                    "%s: %d samples of version %d have been removed as of version %d; other samples from their "
                     "buckets take their places and are marked is_repeat",
                     dataset.url,
                     count,
@@ -185,7 +185,7 @@ class LaterVersions:
         return later is not None and key in later.removed
 
     def shards_of(self, number: int, shard: ShardInfo) -> Iterator[tuple[Later, ShardInfo]] | None:
-        """Return an iterator over (changes, shard) for all shards that replace a shard; None if it still exists."""
+        """Yield a (changes, shard) pair for each shard that replaces `shard`. Return None if `shard` still exists."""
         later = self._later.get(number)
         shards = None if later is None else later.shards_of(shard)
         return None if later is None or shards is None else ((later, one) for one in shards)

@@ -83,7 +83,7 @@ def read_moved(store: Store, files: Sequence[FileInfo]) -> list[MovedShard]:
 
 
 def deleted_shards(moved: Sequence[MovedShard]) -> dict[str, MovedShard]:
-    """Return the shards whose tars must be deleted, by path.
+    """Map the paths of tars that must be deleted to their shards.
 
     These tars contain samples that were removed or replaced, or are earlier tars from which such tars were made.
     """

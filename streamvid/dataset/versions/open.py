@@ -75,7 +75,7 @@ def _exists(path: str) -> bool:
 
 
 def version_path(number: int) -> str:
-    """Return the path of the manifest of a version."""
+    """Return the path of a version's manifest."""
     return f"{_FOLDER}/manifest-{number:06d}.json"
 
 
@@ -92,7 +92,10 @@ def read_version(store: Store, number: int) -> Manifest:
 
 
 def resolve(newest: Manifest, version: str | int | None, url: str) -> int:
-    """Return the number of a version that is given by number, tag or "latest". Raises ConfigError if it is unknown."""
+    """Return the number of the version to which a number, a tag or "latest" refers.
+
+    Raises ConfigError if it is unknown.
+    """
     if version in (None, LATEST):
         return newest.version
     number = int(version) if str(version).isdecimal() else newest.tags.get(str(version), 0)
@@ -127,7 +130,7 @@ def open_cache(options: StorageOptions) -> BlockCache | None:
 def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, version: int | None = None) -> Dataset:
     """Open a dataset at the version and view that `ref` names. Raises the same errors as `open_dataset`.
 
-    version: number of the version to open instead of the one that `ref` names.
+    version: number of the version to open instead of the version that `ref` names.
     """
     newest = read_manifest(store)
     manifest = find_version(store, newest, ref.version if version is None else version)
@@ -137,8 +140,8 @@ def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, ver
 def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:
     """Return the manifest of a version.
 
-    Raises ConfigError for an unknown version, and DatasetError for a deleted version. An earlier version does not
-    contain the files for other readers, which are always those of the newest version.
+    Raises ConfigError for an unknown version, and DatasetError for a deleted version. The manifest of an earlier
+    version omits the files for other readers, because the stored files always belong to the newest version.
     """
     number = resolve(newest, version, store.url)
     if number == newest.version:
@@ -147,7 +150,7 @@ def find_version(store: Store, newest: Manifest, version: str | int | None) -> M
 
 
 def without_reader_files(manifest: Manifest) -> Manifest:
-    """Return a manifest that omits the files for other readers. Those files have fixed names."""
+    """Return the manifest without the files that are meant for other readers. These files have fixed names."""
     columns = {file.path for group in manifest.columns for file in group.known_files}
     other = tuple(file for file in manifest.files.other if file.path in columns)
     return replace(manifest, files=replace(manifest.files, other=other))
@@ -184,7 +187,7 @@ def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) ->
 
 
 def version_files(store: Store, newest: Manifest) -> dict[int, FileState]:
-    """Return the manifest files of all kept versions by version number. The function lists the folder `versions`."""
+    """Map the numbers of all kept versions to their manifest files, by listing the folder `versions`."""
     found = {}
     for state in store.files(_FOLDER):
         match = _FILE.fullmatch(state.path)
@@ -202,7 +205,7 @@ def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
 
 
 def files_of_version(store: Store, manifest: Manifest) -> set[str]:
-    """Return the paths of all files of a version, including its own manifest.
+    """Return the paths of all files in a version, including its own manifest.
 
     If an interrupted deletion of the version has removed the shard table, the tars no longer exist, and are omitted.
     """
@@ -213,6 +216,6 @@ def files_of_version(store: Store, manifest: Manifest) -> set[str]:
 
 
 def kept_files(store: Store, newest: Manifest, without: frozenset[int] = frozenset()) -> set[str]:
-    """Return the paths of all files of all kept versions, including their manifests. without: versions to omit."""
+    """Return the paths of all files in all kept versions, including their manifests. without: versions to omit."""
     kept = (manifest for manifest in history(store, newest) if manifest.version not in without)
     return {MANIFEST}.union(*(files_of_version(store, manifest) for manifest in kept))

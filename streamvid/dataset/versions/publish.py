@@ -1,8 +1,8 @@
-"""Publishing of the next version of a dataset, by one process at a time.
+"""Publication of the next version of a dataset by one process at a time.
 
 A version is published by creating the file of its manifest, which only one process can do, and by replacing
-`manifest.json` afterwards. If a process ends in between, the next writer replaces it. All files of a version are
-written first, so that a reader always sees either the old or the new version.
+`manifest.json` afterwards. If a process ends between these steps, the next writer replaces `manifest.json`. All files
+of a version are written first, so that a reader always sees either the old or the new version.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Writing:
 
         All files of the version must have been written.
 
-        shards: shard table of the version, without removed samples, if it differs from that of the previous version.
+        shards: shard table of the version, without removed samples, if it differs from the previous version's table.
             The fields that follow from it are set (see `described`), and the files for other readers are written.
 
         Raises DatasetError if another process has published a version or has taken over the lease. In that case,
@@ -139,7 +139,7 @@ def _with_reader_files(draft: Manifest, others: dict[str, bytes]) -> Manifest:
 
 
 def _put_reader_files(store: Store, new: Manifest, old: Manifest, others: dict[str, bytes]) -> None:
-    """Replace those files for other readers that differ in the new version. The names of these files are fixed."""
+    """Replace each file for other readers whose content differs in the new version. These files have fixed names."""
     there = set(old.files.other)
     for file in new.files.other:
         if file.path in others and file not in there:
@@ -147,7 +147,7 @@ def _put_reader_files(store: Store, new: Manifest, old: Manifest, others: dict[s
 
 
 def put_file(store: Store, path: str, data: bytes) -> None:
-    """Write a new file of the index. A large file is uploaded in parts, from a temporary file."""
+    """Write a new index file. A large file is uploaded in parts, from a temporary file."""
     if store.is_local or len(data) <= _PUT_BYTES:
         store.put(path, data)
         return

@@ -1,4 +1,7 @@
-"""Pages of one dataset: each method reads what a page needs and renders its template. Steps are in `steps.py`."""
+"""Pages of one dataset: each method reads what a page needs and renders its template.
+
+The page of a step is in `steps.py`.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,9 @@ _TYPES = {"mp4": "video/mp4", "webm": "video/webm", "mkv": "video/x-matroska"}
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One sample of a grid.
+    """One sample in a grid.
 
-    visit: visit that the link of the card shows; None for the default visit.
+    visit: visit that the card links to; None for the default visit.
     """
 
     facts: SampleFacts
@@ -59,7 +62,7 @@ class _Visit:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Header link to the pages of one of the server's datasets."""
+    """Link in the page header to one of the server's datasets."""
 
     root: str
     name: str
@@ -69,8 +72,8 @@ class Pages:
     """Pages of one dataset. Thread-safe.
 
     features: features that a loader delivers in place of the clips, or None.
-    root: beginning of the paths of all pages.
-    datasets: links to the pages of all datasets of the server.
+    root: prefix of the paths of all pages.
+    datasets: links to the pages of all datasets on the server.
     """
 
     def __init__(
@@ -121,11 +124,11 @@ class Pages:
         )
 
     def figures(self) -> str:
-        """Return the histograms as part of the overview."""
+        """Return the part of the overview that shows the histograms."""
         return render("figures.html", histograms=self.histograms(), bars=charts.bars)
 
     def samples(self, values: Values) -> str:
-        """Return the page of a bucket, or of all samples, as a grid."""
+        """Return the grid page for one bucket or for all samples."""
         problem, page, asked = None, RowPage((), 0, 0), row_query(values)
         try:
             page = self._rows(values)
@@ -145,7 +148,7 @@ class Pages:
         )
 
     def rows(self, values: Values) -> str:
-        """Return the next rows of a grid, as part of the page."""
+        """Return the part of a page that contains the next rows of a grid."""
         return render("rows.html", **self._grid(values, self._rows(values)), **self._common())
 
     def _rows(self, values: Values) -> RowPage:
@@ -162,9 +165,9 @@ class Pages:
         return {"page": page, "cards": [self.card(one) for one in page.rows], "bucket": bucket, "more": more}
 
     def card(self, facts: SampleFacts, visit: int | None = None, asked: ViewQuery | None = None) -> Card:
-        """Return the card of a sample.
+        """Return the card for a sample.
 
-        visit: visit whose first frame is shown, in place of a frame of the clip.
+        visit: visit whose first frame is shown instead of a frame from the clip.
         """
         place, extension = facts.place, str(facts.values.get("clip_extension"))
         at = (place.shard.bucket_id, place.shard.number, place.index)
@@ -242,7 +245,7 @@ class Pages:
         return replace(view_query(settings_of(self.features.manifest.made_with)), visit=visit)
 
     def deliver(self, place: SamplePlace, asked: ViewQuery) -> DeliveredSample:
-        """Return a visit of a sample or, with features, the frames of the clip from which the features were made.
+        """Return one delivery of a sample or, with features, the frames from which the features were made.
 
         Raises SampleError if the sample is bad, and ConfigError for an invalid view.
         """
@@ -277,7 +280,7 @@ class Pages:
         return ("text", *(name for name in own if name != "text"))
 
     def _neighbors(self, place: SamplePlace) -> tuple[str | None, str | None]:
-        """Return the paths of the previous and the next sample of the shard, within the view."""
+        """Return the paths of the previous and the next sample in the shard, within the view."""
         at, members = (place.shard.bucket_id, place.shard.number), self.browser.members(place.row)
         before, after = members[members < place.index], members[members > place.index]
         return (
@@ -286,7 +289,7 @@ class Pages:
         )
 
     def audio(self, place: SamplePlace) -> str:
-        """Return the waveform of a sample's clip, as part of the sample's page."""
+        """Return the part of a sample's page that shows the waveform of its clip."""
         facts = sample_facts(self.dataset, place)
         part, duration, found, problem = clip_range(facts), facts.values.get("duration_seconds"), None, None
         if part.num_bytes <= _MAX_CHECKED and isinstance(duration, float):
@@ -306,7 +309,7 @@ class Pages:
         return self.page("run.html", "Run", "run", body=self.training_figures())
 
     def training_figures(self) -> Any:
-        """Return the run's curves and samples, as part of the page."""
+        """Return the part of a page that shows the run's curves and samples."""
         from markupsafe import Markup
 
         assert self.run is not None, "pages of a run are served only with --run"

@@ -1,4 +1,4 @@
-"""Checks of every request, before a page sees it (SAFE-1).
+"""Checks that every request must pass before a page sees it (SAFE-1).
 
 - The method must be GET or HEAD.
 - On loopback, the Host header must name this machine. Otherwise, a page of another site whose name resolves to
@@ -6,7 +6,7 @@
 - On any other address, a random token is required. The link that the command prints contains it; the first response
   moves it to a cookie that browsers do not send with requests from pages of other sites.
 
-Every response forbids scripts, styles, pictures and connections from anywhere but this server, and inline scripts.
+Every response forbids inline scripts, and scripts, styles, pictures and connections from any other server.
 """
 
 from __future__ import annotations

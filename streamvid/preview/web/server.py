@@ -49,7 +49,7 @@ _KEPT_A_MINUTE = {"Cache-Control": "private, max-age=60"}  # a run that starts a
 
 
 class Preview:
-    """Routes of the pages of one dataset. Each method handles one kind of request, in a separate thread."""
+    """Routes for the pages of one dataset. Each method handles one kind of request, in a separate thread."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages

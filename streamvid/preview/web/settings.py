@@ -47,7 +47,7 @@ def _share(values: Values, name: str) -> float:
     try:
         return float(text[:40])
     except ValueError:
-        raise ConfigError(f"{name}={text[:40]!r}: must be a number above 0 and at most 1") from None
+        raise ConfigError(f"{name}={text[:40]!r}: must be a number greater than 0 and at most 1") from None
 
 
 def _choice(values: Values, name: str, allowed: Any, default: str) -> Any:
@@ -70,13 +70,13 @@ def row_query(values: Values) -> RowQuery:
 
 @dataclass(frozen=True)
 class ViewQuery:
-    """Visit of a sample, and the settings of the loader for this visit."""
+    """Visit of a sample, and the loader settings for this visit."""
 
     visit: int
     settings: ViewSettings
 
     def to_query(self, **changes: object) -> dict[str, object]:
-        """Return the URL parameters for this visit and these settings, without defaults."""
+        """Return the URL parameters for this visit and these settings, omitting default values."""
         view, text = self.settings.view, self.settings.text
         scale = view.spatial_scale or (None, None)
         found: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""Page of one step of a run, whose samples come from all datasets of the server."""
+"""Page of one step of a run. Its samples come from all datasets on the server."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def step_page(several: Sequence[Pages], values: Values) -> str:
 
 
 def _card(pages: Pages, sample: StepSample) -> Card:
-    """Return the card of a slot, with the first frame of its visit."""
+    """Return the card for a slot, with the first frame of its visit."""
     return pages.card(sample_facts(pages.dataset, sample.place), sample.visit, view_query({"seed": str(sample.seed)}))

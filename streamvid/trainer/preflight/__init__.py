@@ -1,1 +1,1 @@
-"""Checks before a run: whether the dataset fits the model, and what memory and time a step in each bucket needs."""
+"""Checks before a run: whether the dataset fits the model, and how much memory and time a step needs in each bucket."""

@@ -17,7 +17,7 @@ _ENCODE_ONCE = (
 
 
 def advice(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) -> tuple[str, ...]:
-    """Return all changes that make the step fit without any other change.
+    """Return every change that is enough by itself to make the step fit.
 
     If no single change is enough, return the changes to make together. If all changes together are not enough, the last
     item recommends a distributed run.
@@ -37,7 +37,7 @@ def advice(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) ->
 
 
 def _changes(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) -> list[tuple[str, _Change]]:
-    """Return (text, change) for each change that this configuration allows, the least costly change first."""
+    """Return a (text, change) pair for each change that this configuration allows, the least costly change first."""
     changes: list[tuple[str, _Change]] = []
     if not step.is_checkpointed and step.activations.num_blocks:
         changes.append(("--set model.activation_checkpointing.blocks=[auto]", _checkpointed))

@@ -1,4 +1,4 @@
-"""Preflight check of a run: dataset and model, memory per bucket, one step of the largest bucket, and time."""
+"""Preflight check of a run: dataset and model, memory per bucket, one step in the largest bucket, and time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class BucketCheck:
     """Estimates for one bucket.
 
-    tokens: tokens per sample of the model.
+    tokens: number of tokens that the model sees per sample.
     encode_bytes: memory that encoding a batch needs in addition to the weights.
     activation_bytes: memory for activations in the backward pass without activation checkpointing.
     checkpointed_bytes: memory for activations in the backward pass with activation checkpointing.
@@ -63,7 +63,7 @@ class CheckReport:
     device_bytes: device memory that tensors can use; without an accelerator, the memory of this machine.
     largest: bucket whose step was run, or None if the step did not fit in memory.
     peak_bytes: measured peak memory of this step; None on the CPU, where the peak cannot be measured.
-    epoch_seconds: predicted time of an epoch without waits for data.
+    epoch_seconds: predicted duration of an epoch, without time spent waiting for data.
     problems: reasons why the run cannot start.
     advice: changes that would make the step fit in memory.
     """
@@ -87,7 +87,7 @@ class CheckReport:
 def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
     """Check a configuration without saving anything.
 
-    device_bytes: memory of the device that will train; None for the device of this machine.
+    device_bytes: memory of the device that will train; None uses the memory of this machine's device.
     Raises the errors that would stop a run before its first batch, for example if the model's rule rejects the dataset.
     """
     has_blocks = bool(config.model.activation_checkpointing.blocks)
@@ -137,7 +137,10 @@ class _Ran:
 
 
 def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
-    """Run two steps, the first of which is a warm-up. Return None if a step runs out of memory."""
+    """Run two steps in the largest bucket, the first of which is a warm-up.
+
+    Return None if a step runs out of memory.
+    """
     has_cuda = trial.accelerator.device.type == "cuda"
     try:
         trial.step(batch)

@@ -23,7 +23,7 @@ def measure_encoding(trial: TrialRun, batch: Batch) -> EncodedBatch:
 
     On a CUDA device, the memory is measured. On a CPU, the bytes of tensors are counted, without the memory that
     kernels use internally; for the VAEs of Wan, LTX-Video and CogVideoX, the count is 18 to 29 % below the measurement
-    on an H200. The result for a batch that does not fit is the whole memory of the device.
+    on an H200. If a batch does not fit, the result is the total memory of the device.
     """
     device = trial.accelerator.device
     if device.type != "cuda":
@@ -48,9 +48,9 @@ def _bytes_of(batch: Batch) -> int:
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter of the bytes of all live tensors that operations have returned.
+    """Counts the bytes of all live tensors that operations have returned.
 
-    known: data pointers of storages that do not count.
+    known: data pointers of storages that are not counted.
     """
 
     def __init__(self, known: Collection[int]) -> None:

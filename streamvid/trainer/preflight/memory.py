@@ -1,6 +1,7 @@
 """Memory of a training step on its device.
 
-A step holds the weights, the optimizer's state and the batch all the time, and the largest of what its phases add:
+The weights, the optimizer state and the batch are in memory throughout a step. The peak also includes the additional
+memory of the phase that needs the most:
 
     encode     measured: what encoders need beyond their weights
     backward   activations, and work on one block: with checkpointing 1.7 times its activations, without 0.7 times
@@ -11,9 +12,10 @@ A step holds the weights, the optimizer's state and the batch all the time, and 
     optimizer  8 bytes per trained parameter (two float32 moments, as in Adam); with a moving average, 4 more
 
 Activations are counted, not assumed: the forward pass of the two smallest buckets runs with torch's
-saved_tensors_hooks, and a plane through the counts gives those of other token counts and batch sizes. It is exact for
-attention that does not store its matrix (flash, memory-efficient). With checkpointing, blocks store their inputs. The
-activations of one block are those of all blocks divided by their number.
+saved_tensors_hooks, and a plane fitted to the results predicts other token counts and batch sizes. The prediction is
+exact for attention kernels that do not store the attention matrix (flash, memory-efficient). With checkpointing, blocks
+store only their inputs. The activations of one block are estimated as the activations of all blocks divided by the
+number of blocks.
 """
 
 from __future__ import annotations
@@ -57,14 +59,14 @@ class FixedMemory:
 
 @dataclass(frozen=True)
 class ActivationPlane:
-    """Coefficients for the bytes of a batch's activations: fixed + size · (per_sample + per_token · tokens)."""
+    """Coefficients that predict a batch's activation bytes as fixed + size · (per_sample + per_token · tokens)."""
 
     fixed: float
     per_sample: float
     per_token: float
 
     def of(self, size: int, tokens: int) -> float:
-        """Return the bytes of a batch of `size` samples with `tokens` tokens each."""
+        """Return the predicted bytes for a batch of `size` samples with `tokens` tokens each."""
         return max(0.0, self.fixed + size * (self.per_sample + self.per_token * tokens))
 
 
@@ -86,7 +88,7 @@ class Activations:
         return round(self.stored.of(size, tokens) / self.num_blocks) if self.num_blocks else 0
 
     def backward(self, size: int, tokens: int, is_checkpointed: bool) -> int:
-        """Return the bytes of activations at the beginning of the backward pass, when most activations exist."""
+        """Return the size of all activations in bytes when the backward pass begins and most activations exist."""
         if not is_checkpointed or not self.num_blocks:
             return round(self.stored.of(size, tokens) + _WORK * self.block(size, tokens))
         return round(self.inputs.of(size, tokens) + (1 + _WORK) * self.block(size, tokens))
@@ -94,7 +96,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Bytes of a batch with the outputs of `encode`, and the peak number of bytes while the batch was encoded."""
+    """Size in bytes of a batch with the outputs of `encode`, and the peak memory in bytes while it was encoded."""
 
     bytes: int
     peak_bytes: int
@@ -102,11 +104,11 @@ class EncodedBatch:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Memory of a step of one bucket, and the values that it depends on.
+    """Memory that a step needs in one bucket, and the values that determine it.
 
     size: samples per batch.
     tokens: tokens per sample.
-    measured: memory of a batch of this bucket that was encoded for a measurement.
+    measured: memory that was measured while a batch of this bucket was encoded.
     measured_size: number of samples in the measured batch.
     encodes: True if the step encodes its batch, False if it reads features.
     accumulates: True if gradients of earlier batches exist during the step.
@@ -124,7 +126,7 @@ class StepMemory:
 
     @property
     def backward(self) -> int:
-        """Bytes of activations at the beginning of the backward pass."""
+        """Size of all activations in bytes when the backward pass begins."""
         return self.activations.backward(self.size, self.tokens, self.is_checkpointed)
 
     @property
@@ -163,7 +165,7 @@ def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequenc
     """Count the activations of the smallest batches.
 
     batches: one batch per bucket.
-    tokens: tokens per sample of each batch.
+    tokens: number of tokens per sample, for each batch.
     """
     order = sorted(range(len(batches)), key=lambda number: tokens[number])
     first = order[0]
@@ -178,7 +180,7 @@ def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequenc
 
 
 def checkpoint_blocks(trial: TrialRun) -> int:
-    """Permanently checkpoint the activations of all blocks of the parts that train. Return the number of blocks."""
+    """Permanently enable activation checkpointing for all blocks in the trained parts. Return the number of blocks."""
     model = trial.module.model
     encoders = tuple(f"{name}." for name in getattr(model, "encoders", ()))
     lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) > 1]
@@ -187,7 +189,7 @@ def checkpoint_blocks(trial: TrialRun) -> int:
 
 
 def _repeated(batch: Batch, size: int) -> Batch:
-    """Return a batch of `size` copies of the first sample of `batch`."""
+    """Return a batch with `size` copies of the first sample in `batch`."""
     return prompted(batch, [batch.text[0]] * size)
 
 

@@ -37,7 +37,7 @@ class MeasuredCosts:
 def profile(
     config: TrainConfig, num_steps: int = 3, progress: Callable[[str, int, int], object] | None = None
 ) -> MeasuredCosts:
-    """Measure `num_steps` steps of each bucket, after one step to warm up. Nothing is saved.
+    """Measure `num_steps` steps of each bucket, after one warm-up step. Nothing is saved.
 
     Data loading is not part of the measurement, because ranks wait for each other's steps, not for prefetched batches.
     progress: called with ("profile", number of measured buckets, number of buckets).

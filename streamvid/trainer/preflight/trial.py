@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """The parts of a run on one process.
+    """Parts of a run in one process.
 
     loader: loader of the run. The epoch begins with one step of each bucket, the costliest bucket first.
     module: task module on the accelerator's device.
@@ -46,7 +46,7 @@ class TrialRun:
         return [batch.bucket for batch in self.batches()]
 
     def batches(self) -> list[Batch]:
-        """Return one batch per bucket that has a step, in host memory."""
+        """Return one batch in host memory for each bucket that has a step."""
         steps = {row.bucket_id: row.num_steps for row in self.loader.plan_report()}
         self.loader.set_epoch(0)
         return [batch.clone() for batch in itertools.islice(self.loader, sum(count > 0 for count in steps.values()))]
@@ -78,7 +78,7 @@ class TrialRun:
 def open_trial(config: TrainConfig, checkpoints_activations: bool | None = None) -> Iterator[TrialRun]:
     """Open the parts of a run in this process.
 
-    checkpoints_activations: False to keep all activations; None for the run's configuration.
+    checkpoints_activations: False to keep all activations; None uses the run's configuration.
     Raises the same errors as a run.
     """
     model = config.model

@@ -42,7 +42,7 @@ the command is interrupted, run it again."""
     metavar="C",
     help="Column with one or more captions per row; '' for none.  [default: caption, text, …]",
 )
-@click.option("--overwrite", is_flag=True, help="Also replace values of existing columns.")
+@click.option("--overwrite", is_flag=True, help="Also replace values in existing columns.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(dataset: str, file: str, as_json: bool, **options: Any) -> None:

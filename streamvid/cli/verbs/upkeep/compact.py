@@ -31,12 +31,15 @@ target size are merged. Samples and their clips stay the same. If the command is
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset", type=LOCATION)
 @click.option(
-    "--shard-size", "shard_size_bytes", type=BYTE_SIZE, help="Target shard size.  [default: that of the dataset]"
+    "--shard-size",
+    "shard_size_bytes",
+    type=BYTE_SIZE,
+    help="Target shard size.  [default: the size chosen for the dataset]",
 )
 @click.option(
     "--expire",
     metavar="AGE",
-    help="Also delete untagged versions older than this age, such as 30d, and files that no version references.",
+    help="Also delete untagged versions older than this age (such as 30d), and files that no version references.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done, without changing anything.")
 @click.option(

@@ -30,7 +30,7 @@ be equal. Columns that a dataset lacks are empty for its samples. If the command
     type=click.Choice(["error", "first", "last"]),
     default="error",
     show_default=True,
-    help="Samples to keep if several datasets contain samples of the same source file.",
+    help="Samples to keep if several datasets contain samples from the same source file.",
 )
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Number of shards to copy in parallel."
@@ -43,7 +43,7 @@ be equal. Columns that a dataset lacks are empty for its samples. If the command
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(dataset: str, sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Add the samples of the sealed datasets SOURCES to DATASET."""
+    """Add the samples in the sealed datasets SOURCES to DATASET."""
     from streamvid.dataset.upkeep.merge import merge
 
     run_and_print(lambda progress: merge(dataset, *sources, progress=progress, **options), as_json, _print)

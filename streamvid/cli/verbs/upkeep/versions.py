@@ -33,7 +33,7 @@ A dataset can be opened as DATASET@VERSION, where VERSION is a number, a tag or 
 @click.option("--tag", "tagged", metavar="NAME[=VERSION]", help="Tag a version.  [default version: the newest]")
 @click.option("--move", is_flag=True, help="Allow --tag to move an existing tag to another version.")
 @click.option("--untag", metavar="NAME", help="Remove a tag.")
-@click.option("--view", "viewed", metavar="NAME", help="Store a view with this name and the condition of --where.")
+@click.option("--view", "viewed", metavar="NAME", help="Store a view with this name and the condition from --where.")
 @click.option("--where", metavar="CONDITION", help="Condition that samples must meet to be in the view.")
 @click.option("--drop-view", metavar="NAME", help="Remove a view.")
 @click.option("--json", "as_json", is_flag=True, help="Print the versions as JSON.")
@@ -54,10 +54,10 @@ def command(
 
     if sum(value is not None for value in (tagged, untag, viewed, drop_view)) > 1:
         raise click.UsageError(
-            "--tag, --untag, --view and --drop-view cannot be combined; run the command once for each"
+            "--tag, --untag, --view and --drop-view cannot be combined; run the command once for each change"
         )
     if (viewed is None) != (where is None):
-        raise click.UsageError("--view and --where must be given together")
+        raise click.UsageError("--view and --where must be given together; add the missing flag")
     if move and tagged is None:
         raise click.UsageError("--move requires --tag")
     if tagged is not None:
