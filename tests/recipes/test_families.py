@@ -25,12 +25,13 @@ from tests.recipes.tiny import MODELS, WITH_INPUTS, make_model
 SIZES = {
     "ltx-video": [(9, 64, 96), (1, 64, 64)],
     "ltx-2": [(9, 64, 96), (1, 64, 64)],
+    "ltx-2-audio": [(9, 64, 96), (1, 64, 64)],
     "mochi": [(7, 32, 48), (1, 32, 32)],
 }
 # Given the first frame, this model has nothing to predict for an image.
 SIZES["hunyuanvideo-replace-i2v"] = [(5, 32, 48), (9, 32, 32)]
 USUAL = [(5, 32, 48), (1, 32, 32)]
-SIZES |= {name: [(9, 32, 48), (1, 32, 32)] for name in MODELS if name.startswith("cogvideox")}
+SIZES |= {name: [(9, 32, 48), (1, 32, 32)] for name in (*MODELS, *WITH_INPUTS) if name.startswith("cogvideox")}
 # The families that every run of the tests goes through; the others are slow together.
 QUICK = ("wan2.1",)
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
