@@ -52,7 +52,7 @@ def _one_thread() -> None:
 def encoded(name: str, module: Any, size: tuple[int, int, int], text: tuple[str, ...] = ("a red bike", "")) -> Batch:
     """A batch with what the recipe encodes, without the inputs that it was encoded from, apart from the video."""
     batch = make_batch(size, text)
-    if name == "cogvideox-fun":
+    if name in ("cogvideox-fun", "wan-vace"):
         batch = add_media(batch, control=make_batch(size, text, seed=1).video)
     if name == "ltx-2-audio":  # the second clip has no audio, and neither has any picture
         batch = add_audio(batch, tuple(row != 1 and size[0] > 1 for row in range(len(text))))
