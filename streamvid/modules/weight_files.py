@@ -32,6 +32,8 @@ from streamvid.modules.config import WeightsConfig
 _log = logging.getLogger(__name__)
 
 SAFETENSORS = ".safetensors"
+_ONLY_TENSORS = "Of pickles, only state dicts, which map names to tensors, are read"
+_CONVERT = "convert its tensors to safetensors"
 ROOT_VARIABLES = ("STREAMVID_MODEL_ROOT", "DIFFSYNTH_MODEL_BASE_PATH")
 
 
@@ -245,6 +247,10 @@ def _reading(file: Path) -> Iterator[None]:
             f"cannot read {file} ({error.strerror or _one_line(error)}); check the file and its permissions"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
+        if file.suffix == SAFETENSORS and _is_pickle(file):
+            raise ConfigError(
+                f"{file} is a pickle, although its name is that of a safetensors file; {_CONVERT}"
+            ) from None
         kind = "safetensors file" if file.suffix == SAFETENSORS else "weight file"
         raise ConfigError(
             f"{file} cannot be read as a {kind} ({_one_line(error)}); if the file is incomplete, "
@@ -254,6 +260,14 @@ def _reading(file: Path) -> Iterator[None]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
+
+
+def _is_pickle(file: Path) -> bool:
+    """Return whether a file that safetensors cannot read begins like a pickle or like a file of torch.save."""
+    with file.open("rb") as opened:
+        head = opened.read(9)
+    # A safetensors file has 8 bytes with the length of its header, which begins with a brace.
+    return head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] <= b"\x05" and head[8:] != b"{")
 
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
@@ -282,13 +296,11 @@ def _only_tensors(file: Path, loaded: object) -> dict[str, Tensor]:
         loaded = loaded["state_dict"]  # some trainers store it next to their own state
     if not isinstance(loaded, Mapping):
         raise ConfigError(
-            f"{file} contains an object of type {type(loaded).__name__}; allowed: a state dict, which maps names to "
-            "tensors"
+            f"{file} is a pickle that contains an object of type {type(loaded).__name__}. {_ONLY_TENSORS}; {_CONVERT}"
         )
     strange = [str(key) for key, value in loaded.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
     if strange:
         raise ConfigError(
-            f"{file}: the entry {strange[0]!r} is not a named tensor; allowed: a state dict, which maps names to "
-            "tensors"
+            f"{file} is a pickle whose entry {strange[0]!r} is not a named tensor. {_ONLY_TENSORS}; {_CONVERT}"
         )
     return dict(loaded)

@@ -285,12 +285,20 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1), "step": 3}, tmp_path / "mixed.pth")
     (tmp_path / "noise.pth").write_bytes(bytes(range(256)) * 4)
     for name, said in {
-        "list": "contains an object of type list",
-        "mixed": "'step' is not a named tensor",
+        "list": "is a pickle that contains an object of type list.*; convert its tensors to safetensors",
+        "mixed": "is a pickle whose entry 'step' is not a named tensor.*; convert its tensors to safetensors",
         "noise": "noise.pth",
     }.items():
         with pytest.raises(ConfigError, match=said):
             load(made(0), paths=(str(tmp_path / f"{name}.pth"),))
+
+
+@pytest.mark.parametrize("is_zip", [False, True])
+def test_a_pickle_with_the_name_of_a_safetensors_file_is_called_a_pickle(tmp_path: Path, is_zip: bool) -> None:
+    path = tmp_path / "lora.safetensors"
+    torch.save({"weight": torch.zeros(1)}, path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(ConfigError, match=r"lora\.safetensors is a pickle.*; convert its tensors to safetensors"):
+        load(made(0), paths=(str(path),))
 
 
 def test_fingerprints_are_of_the_bytes_and_not_of_the_place(tmp_path: Path) -> None:

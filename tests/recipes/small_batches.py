@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.loader.batch.batch import Batch
@@ -35,6 +35,20 @@ def make_batch(
         "layout": layout,
     }
     return Batch(fields)
+
+
+def add_media(batch: Batch, **media: Tensor) -> Batch:
+    """The batch with conditioning inputs, which none of its samples lacks."""
+    there = {name: torch.ones(len(batch.text), dtype=torch.bool) for name in media}
+    return batch.with_fields({"media": media, "media_present": there})
+
+
+def add_audio(batch: Batch, present: tuple[bool, ...]) -> Batch:
+    """The batch with audio as preset ltx-2 delivers it, at 24 frames per second."""
+    count = batch.bucket.num_frames * 16000 // 25
+    audio = 0.3 * torch.randn(len(present), 2, count, generator=torch.Generator().manual_seed(3))
+    there = torch.tensor(present)
+    return batch.with_fields({"audio": audio * there.view(-1, 1, 1), "audio_present": there})
 
 
 def encoded(module: SmallTraining, batch: Batch) -> Batch:

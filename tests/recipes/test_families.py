@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from streamvid.modules.config import LoraConfig, ModelConfig
 from streamvid.modules.encoding import with_encoded
 from streamvid.modules.factory import import_object
 from streamvid.recipes.registry import RECIPES, find_recipe
-from tests.recipes.small_batches import make_batch
+from tests.recipes.small_batches import add_audio, add_media, make_batch
 from tests.recipes.test_losses_of_families import built, recipe_of
 from tests.recipes.tiny import MODELS, WITH_INPUTS, make_model
 
@@ -25,15 +26,17 @@ from tests.recipes.tiny import MODELS, WITH_INPUTS, make_model
 SIZES = {
     "ltx-video": [(9, 64, 96), (1, 64, 64)],
     "ltx-2": [(9, 64, 96), (1, 64, 64)],
+    "ltx-2-audio": [(9, 64, 96), (1, 64, 64)],
     "mochi": [(7, 32, 48), (1, 32, 32)],
 }
 # Given the first frame, this model has nothing to predict for an image.
 SIZES["hunyuanvideo-replace-i2v"] = [(5, 32, 48), (9, 32, 32)]
 USUAL = [(5, 32, 48), (1, 32, 32)]
-SIZES |= {name: [(9, 32, 48), (1, 32, 32)] for name in MODELS if name.startswith("cogvideox")}
+SIZES |= {name: [(9, 32, 48), (1, 32, 32)] for name in (*MODELS, *WITH_INPUTS) if name.startswith("cogvideox")}
 # The families that every run of the tests goes through; the others are slow together.
 QUICK = ("wan2.1",)
-ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+EVERY = (*MODELS, *WITH_INPUTS)
+ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EVERY]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:In CPU autocast"),
@@ -46,9 +49,16 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def encoded(module: Any, size: tuple[int, int, int], text: tuple[str, ...] = ("a red bike", "")) -> Batch:
+def encoded(name: str, module: Any, size: tuple[int, int, int], text: tuple[str, ...] = ("a red bike", "")) -> Batch:
+    """A batch with what the recipe encodes, without the inputs that it was encoded from, apart from the video."""
     batch = make_batch(size, text)
-    return with_encoded(batch, module.encode(batch))
+    if name in ("cogvideox-fun", "wan-vace"):
+        batch = add_media(batch, control=make_batch(size, text, seed=1).video)
+    if name == "ltx-2-audio":  # the second clip has no audio, and neither has any picture
+        batch = add_audio(batch, tuple(row != 1 and size[0] > 1 for row in range(len(text))))
+    ready = with_encoded(batch, module.encode(batch))
+    inputs = ("media", "media_present", "audio", "audio_present")
+    return Batch({field: value for field, value in ready.items() if field not in inputs})
 
 
 def without_pixels(batch: Batch) -> Batch:
@@ -56,19 +66,23 @@ def without_pixels(batch: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_videos_and_images_are_encoded_trained_on_and_sampled(name: str, tmp_path: Path) -> None:
+def test_videos_and_images_are_encoded_trained_on_and_sampled(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     module = built(name, tmp_path, sample_steps=2, guidance=2.0)
     split = built(name, tmp_path, "sft:train", sample_steps=2, guidance=2.0)
     assert {part for part, _ in split.named_children()} == set(split.denoiser_names())
     for size in SIZES.get(name, USUAL):
-        ready = encoded(module, size)
+        ready = encoded(name, module, size)
         loss = module(ready)["loss"]
         assert loss.shape == (2,) and loss.dtype == torch.float32 and bool(loss.isfinite().all())
         held_out = module.validate(ready)
         assert held_out["loss"].shape == (2,) and torch.equal(held_out["loss"], module.validate(ready)["loss"])
         stored = without_pixels(ready)
         assert torch.equal(split(stored)["loss"], loss)
-        made = module.sample(ready)
+        with caplog.at_level(logging.INFO):
+            made = module.sample(ready)
+        assert f"rendered sample 2 of 2 in bucket {ready.bucket.id}" in caplog.text
         assert made.shape == (2, 3, *size) and made.dtype == torch.uint8
         assert torch.equal(split.sample(stored), made)
     null = module.encode_null()
@@ -80,7 +94,7 @@ def test_videos_and_images_are_encoded_trained_on_and_sampled(name: str, tmp_pat
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ("cogvideox", "ltx-video") else pytest.mark.slow) for name in MODELS],
+    [pytest.param(name, marks=() if name in ("cogvideox", "ltx-video") else pytest.mark.slow) for name in EVERY],
 )
 def test_samples_are_rendered_with_the_default_precision_of_encoders(name: str, dtype: str, tmp_path: Path) -> None:
     """Encoders in bfloat16, the VAE in float32, and the transformer as with all weights or with adapters on a GPU."""
@@ -88,14 +102,14 @@ def test_samples_are_rendered_with_the_default_precision_of_encoders(name: str, 
     model = str(make_model(name, tmp_path / name))
     build = import_object(RECIPES[recipe_of(name)].factory)
     module = build(task="sft", model=model, dtype=dtype, sample_steps=2)
-    made = module.sample(encoded(module, size, ("a red bike",)))
+    made = module.sample(encoded(name, module, size, ("a red bike",)))
     assert made.shape == (1, 3, *size) and made.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_sample_has_the_same_loss_in_any_batch(name: str, tmp_path: Path) -> None:
     module = built(name, tmp_path)
-    whole = encoded(module, SIZES.get(name, USUAL)[0], ("a red bike", "a blue car at night", ""))
+    whole = encoded(name, module, SIZES.get(name, USUAL)[0], ("a red bike", "a blue car at night", ""))
     losses = module(whole)["loss"]
     for row in range(3):
         cut = {
@@ -124,7 +138,7 @@ def test_two_clips_are_learned_by_heart(name: str, kind: str, tmp_path: Path) ->
     frozen = {part: value.clone() for part, value in module.named_parameters() if not value.requires_grad}
     assert all(part.startswith(f"{recipe.base_model}.") for part in trained)
     assert (kind == "lora") == all(".lora_" in part for part in trained)
-    ready = encoded(module, SIZES.get(name, USUAL)[0])
+    ready = encoded(name, module, SIZES.get(name, USUAL)[0])
     before = after = float(module(ready)["loss"].mean().detach())
     optimizer = torch.optim.Adam(trained.values(), lr=1e-2 if kind == "full" else 2e-2)
     for _ in range(600):
@@ -137,8 +151,9 @@ def test_two_clips_are_learned_by_heart(name: str, kind: str, tmp_path: Path) ->
         optimizer.step()
     assert after < 0.3 * before
     without = {part for part, value in trained.items() if value.grad is None}
-    assert without == {part for part in trained if module.is_unused(part)}
-    assert module.has_unused_parameters == bool(without)
+    unused = {part for part in trained if module.is_unused(part)}
+    assert without == (set() if name == "ltx-2-audio" else unused)  # a clip in this batch has audio
+    assert module.has_unused_parameters == bool(unused)
     assert all(torch.equal(dict(module.named_parameters())[part], value) for part, value in frozen.items())
 
 

@@ -7,6 +7,7 @@ text encoders return, and how its transformer is called; everything else is shar
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,6 +28,8 @@ from streamvid.recipes.diffusion.times import NoiseDraw, scheduler_shift, times_
 
 if TYPE_CHECKING:
     from streamvid.loader.batch.batch import Batch
+
+_log = logging.getLogger(__name__)
 
 CLASSES = Mapping[str, tuple[str, ...]]
 
@@ -328,6 +331,7 @@ class DiffusionTraining(nn.Module):
         taken = inspect.signature(type(pipe).__call__).parameters
         settings = {name: value for name, value in settings.items() if name in taken}
         video = pipe(**texts, **settings, generator=torch.Generator().manual_seed(batch.sample_seeds[row])).frames
+        _log.info("rendered sample %d of %d in bucket %s", row + 1, len(batch.text), size.id)
         pixels: Tensor = video.float().transpose(1, 2) * 255
         return pixels.round().clamp(0, 255).to(torch.uint8)
 

@@ -14,16 +14,14 @@ from torch import Tensor
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import Batch
 from streamvid.modules.encoding import with_encoded
-from tests.recipes.small_batches import make_batch
+from tests.recipes.small_batches import add_media, make_batch
 from tests.recipes.test_losses_of_families import built
 
 SIZE = (5, 32, 48)
 
 
 def with_media(**media: Tensor) -> Batch:
-    batch = make_batch(SIZE, ("a red bike",))
-    there = {name: torch.ones(1, dtype=torch.bool) for name in media}
-    return batch.with_fields({"media": media, "media_present": there})
+    return add_media(make_batch(SIZE, ("a red bike",)), **media)
 
 
 def pixels(*shape: int, seed: int) -> Tensor:
@@ -123,8 +121,7 @@ def test_a_control_video_of_cogvideox_is_what_its_pipeline_encodes(tmp_path: Pat
     batch = make_batch(size, ("a red bike",))
     with pytest.raises(ConfigError, match="no conditioning input `control`.*--media control=COLUMN"):
         module.encode(batch)
-    there = {"control": torch.ones(1, dtype=torch.bool)}
-    batch = batch.with_fields({"media": {"control": control}, "media_present": there})
+    batch = add_media(batch, control=control)
     ready = with_encoded(batch, module.encode(batch))
     pipe = module.pipeline()
     frames = pipe.video_processor.preprocess_video([images(control)], *size[1:])

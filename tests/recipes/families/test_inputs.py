@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +13,11 @@ from safetensors.torch import load_file
 from streamvid.trainer import train
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.encode import encode
-from tests.clips import encode as encode_clip
-from tests.clips import frames_of
-from tests.conftest import run_streamvid
+from tests.recipes.families.datasets import with_audio, with_control
 from tests.recipes.test_fine_tuning import resolved
 from tests.recipes.tiny import make_model
 from tests.trainer.configs import changed
 from tests.trainer.runs import losses_in
-from tests.video.clips import run_ffmpeg
 
 pytestmark = [pytest.mark.filterwarnings("ignore:In CPU autocast"), pytest.mark.timeout(900)]
 
@@ -30,48 +27,22 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def with_control(folder: Path) -> tuple[str, ...]:
-    """Videos with control videos, of which the last one is missing; the further options of the first command."""
-    folder.mkdir()
-    rows = []
-    for number, name in enumerate(("bikes", "carphone_pristine", "bikes")):
-        for kind, first in (("video", number), ("depth", number + 3)):
-            clip = encode_clip(frames_of(name, 64, 64, 12 + first)[first:])
-            (folder / f"{kind}-{number}.mp4").write_bytes(clip)
-        depth = f"depth-{number}.mp4" if number < 2 else ""
-        rows.append({"video": f"video-{number}.mp4", "caption": "a red bike", "depth": depth})
-    with (folder / "rows.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    return "--metadata", str(folder / "rows.csv"), "--media", "video:control?=depth", "--buckets", "64x64@5"
-
-
-def with_audio(folder: Path) -> tuple[str, ...]:
-    """Two videos with a tone and one without; the further options of the first command."""
-    folder.mkdir()
-    for number, rate in enumerate((440, 880, None)):
-        file = folder / f"{number}.mp4"
-        file.with_suffix(".txt").write_text("a red bike")
-        pictures = ("-f", "lavfi", "-i", f"testsrc=s=64x64:r=24:d=1:decimals={number}")
-        tone = () if rate is None else ("-f", "lavfi", "-i", f"sine=frequency={rate}:sample_rate=48000:duration=1")
-        run_ffmpeg(*pictures, *tone, "-c:v", "libx264", "-pix_fmt", "yuv420p", file)
-    return "--buckets", "64x64@9", "--fps", "24", "--fps-rule", "resample"
-
-
-CASES = {"wan-vace": with_control, "ltx-2-audio": with_audio}
+#: Three clips, of which the last one has no control video, or no audio.
+DATASETS: dict[str, Callable[[Path], Path]] = {
+    "wan-vace": lambda folder: with_control(folder, [(5, 64, 64)], 3, is_optional=True),
+    "ltx-2-audio": lambda folder: with_audio(folder, [(9, 64, 64)], 3),
+}
 #: Layers that only train with these inputs, or that read them.
 READERS = {"wan-vace": "vace_blocks.0.", "ltx-2-audio": "transformer_blocks.0.audio_attn1."}
 
 
-@pytest.mark.parametrize("recipe", CASES)
+@pytest.mark.parametrize("recipe", DATASETS)
 def test_inputs_of_a_dataset_train_in_one_stage_and_in_two(
     recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = CASES[recipe](tmp_path / "videos")
-    run_streamvid("shard", tmp_path / "videos", tmp_path / "ds", *options, "--workers", "1")
+    dataset = DATASETS[recipe](tmp_path / "videos")
     model = make_model(recipe, tmp_path / "model")
-    words = ("--recipe", recipe, "--model", model, "--dataset", tmp_path / "ds", "--output", tmp_path / "one", "--lora")
+    words = ("--recipe", recipe, "--model", model, "--dataset", dataset, "--output", tmp_path / "one", "--lora")
     sets = ("max_steps=1", "data.num_workers=0", "eval.steps=null", "data.loader.preset=null", "data.batch_size=3")
     config = resolved(*words, *(part for one in (*sets, "logging.steps=1") for part in ("--set", one)))
     one = replace(config, accelerate=replace(config.accelerate, cpu=True))

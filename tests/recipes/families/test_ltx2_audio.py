@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import Batch
+from streamvid.modules.build import build_module
+from streamvid.modules.config import LoraConfig, ModelConfig
 from streamvid.modules.encoding import with_encoded
 from streamvid.recipes.diffusion.audio import log_mel
+from streamvid.recipes.registry import find_recipe
 from tests.recipes.official import mse
-from tests.recipes.small_batches import make_batch
+from tests.recipes.small_batches import add_audio, make_batch
 from tests.recipes.test_losses_of_families import built
+from tests.recipes.tiny import make_model
 
 SIZE = (9, 64, 96)
 
@@ -51,12 +55,7 @@ def test_spectrograms_are_those_of_the_official_processor() -> None:
 
 
 def batch_with_audio(present: tuple[bool, ...]) -> Batch:
-    """Clips of 9 frames at 24 per second, and audio of preset ltx-2."""
-    count = len(present)
-    batch = make_batch(SIZE, ("a red bike", "a blue car", "a cat")[:count])
-    audio = 0.3 * torch.randn(count, 2, 5760, generator=torch.Generator().manual_seed(3))
-    there = torch.tensor(present)
-    return batch.with_fields({"audio": audio * there.view(-1, 1, 1), "audio_present": there})
+    return add_audio(make_batch(SIZE, ("a red bike", "a blue car", "a cat")[: len(present)]), present)
 
 
 def ready(module: Any, batch: Batch) -> Batch:
@@ -113,6 +112,23 @@ def test_clips_without_audio_train_their_video_alone(tmp_path: Path) -> None:
     assert of_audio.grad is None or not of_audio.grad.any()
     losses[0].backward()
     assert of_audio.grad.any()
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_the_parameters_that_only_clips_with_audio_use_are_named(kind: str, tmp_path: Path) -> None:
+    """DDP looks for unused parameters then, because one rank's batch may have audio and another rank's none."""
+    recipe = find_recipe("ltx-2-audio")
+    lora = LoraConfig(base_model=recipe.base_model, rank=4, target_modules=recipe.lora_targets)
+    args = {"model": str(make_model("ltx-2-audio", tmp_path / "model")), "encoder_dtype": "float32"}
+    config = ModelConfig(factory=recipe.factory, args=args, lora=lora if kind == "lora" else LoraConfig())
+    module: Any = build_module(config, task="sft", seed=0)
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    module(ready(module, batch_with_audio((False, False))))["loss"].sum().backward()
+    without = {name for name, one in trained.items() if one.grad is None}
+    assert without == {name for name in trained if module.is_unused(name)} != set()
+    module(ready(module, batch_with_audio((True, False))))["loss"].sum().backward()
+    assert all(one.grad is not None for one in trained.values())
+    assert module.has_unused_parameters
 
 
 def test_latents_are_normalized_by_the_statistics_of_the_model(tmp_path: Path) -> None:

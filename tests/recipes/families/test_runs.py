@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.encode import encode
 from tests.conftest import run_streamvid
 from tests.loader.conftest import build_dataset
+from tests.recipes.families.datasets import with_audio, with_control
 from tests.recipes.test_families import SIZES, USUAL
 from tests.recipes.test_fine_tuning import resolved
-from tests.recipes.tiny import MODELS, make_model
+from tests.recipes.tiny import MODELS, WITH_INPUTS, make_model
 from tests.trainer.configs import changed
 from tests.trainer.runs import last_step_in, metrics_in, run, start
 
@@ -33,7 +35,15 @@ PRELOAD = ("diffusers.pipelines.wan.pipeline_wan", "diffusers.pipelines.ltx2.pip
 RANKS, STEPS, RANK, ALPHA = 2, 6, 4, 8
 # The kind of training that every run of the tests goes through; the others are slow together.
 QUICK = [("wan2.1", "lora")]
-CASES = [(name, kind) for name in MODELS for kind in ("full", "lora")]
+CASES = [(name, kind) for name in (*MODELS, *WITH_INPUTS) for kind in ("full", "lora")]
+# Datasets with more than clips and captions. That of VACE has samples with and without a control video.
+DATASETS: dict[str, Callable[..., Path]] = {
+    "wan-vace": partial(with_control, is_optional=True),
+    "ltx-2-audio": with_audio,
+    "cogvideox-fun": with_control,
+}
+# Pipelines of diffusers 0.42.1 without load_lora_weights. Their transformers load the same files.
+WITHOUT_LORA_LOADER = ("hunyuanvideo1.5", "hunyuanvideo1.5-i2v")
 # Wan 2.2 A14B trains its expert for noise, unless another one is named.
 EXPERTS = {"both": ("--set", "model.args.expert=both"), "low-lora": ("--set", "model.args.expert=low", "--lora")}
 CASES += [("wan2.2", kind) for kind in EXPERTS]
@@ -97,8 +107,7 @@ def case(request: pytest.FixtureRequest, root: Path) -> Case:
     name, kind = request.param
     torch.set_num_threads(1)
     sizes = SIZES.get(name, USUAL)
-    layout = {Bucket(*size): [4, 4] for size in sizes}
-    dataset = once(root / f"ds{sizes}".replace(" ", ""), lambda folder: build_dataset(folder, layout))
+    dataset = dataset_of(name, root, sizes)
     model = once(root / name / "model", lambda folder: make_model(name, folder))
     sets = {
         "max_steps": STEPS,
@@ -120,9 +129,20 @@ def case(request: pytest.FixtureRequest, root: Path) -> Case:
     words = [part for option, value in sets.items() for part in ("--set", f"{option}={value}")]
     places = ("--model", model, "--dataset", dataset, "--output", root / name / kind)
     kinds = ("--lora",) if kind == "lora" else EXPERTS.get(kind, ())
+    if name in WITH_INPUTS:  # the class of the pipeline alone would not choose audio
+        kinds += ("--recipe", name)
     whole = resolved(*places, *kinds, *words)
     run(whole, RANKS, PRELOAD)
     return Case(name, kind, model, whole)
+
+
+def dataset_of(name: str, root: Path, sizes: list[tuple[int, int, int]]) -> Path:
+    """Eight samples in a bucket of each size, with what the recipe uses."""
+    if name in DATASETS:
+        videos = once(root / name / "videos", lambda folder: DATASETS[name](folder, sizes, 8))
+        return videos.with_name("ds")
+    layout = {Bucket(*size): [4, 4] for size in sizes}
+    return once(root / f"ds{sizes}".replace(" ", ""), lambda folder: build_dataset(folder, layout))
 
 
 def test_a_run_that_was_killed_and_resumed_ends_with_the_same_bytes(case: Case) -> None:
@@ -166,7 +186,7 @@ def test_the_pipeline_with_the_result_renders_as_with_its_weights(case: Case, tm
     if case.is_lora:
         file = case.output / f"step-{STEPS}.safetensors"
         trained = opened(case.model)
-        load_adapters(trained, file, case.kind)
+        load_adapters(trained, file, case)
         merge(merged.transformer_2 if case.kind == "low-lora" else merged.transformer, load_file(file))
     else:
         run_streamvid("export", case.output, "--format", "diffusers", "-o", tmp_path / "mine")
@@ -174,9 +194,10 @@ def test_the_pipeline_with_the_result_renders_as_with_its_weights(case: Case, tm
         for file in case.output.glob(f"step-{STEPS}*.safetensors"):
             if ".ema" not in file.suffixes:
                 replace_weights(merged, load_file(file))
-    before, expected, found = (rendered(pipe, case.name) for pipe in (base, merged, trained))
-    assert torch.allclose(found, expected, atol=1e-4)
-    assert float((found - before).abs().max()) > 1e-2
+    of_pipes = (rendered(pipe, case.name) for pipe in (base, merged, trained))
+    for before, expected, found in zip(*of_pipes, strict=True):
+        assert torch.allclose(found, expected, atol=1e-4)
+        assert float((found - before).abs().max()) > 1e-2
 
 
 def figures_in(output: Path) -> list[dict[str, Any]]:
@@ -194,12 +215,13 @@ def opened(folder: Path) -> Any:
     return pipe
 
 
-def load_adapters(pipe: Any, file: Path, kind: str) -> None:
-    if kind == "low-lora":
+def load_adapters(pipe: Any, file: Path, case: Case) -> None:
+    assert hasattr(pipe, "load_lora_weights") == (case.name not in WITHOUT_LORA_LOADER)
+    if case.kind == "low-lora":
         pipe.load_lora_weights(str(file.parent), weight_name=file.name, load_into_transformer_2=True)
-    elif hasattr(pipe, "load_lora_weights"):
+    elif case.name not in WITHOUT_LORA_LOADER:
         pipe.load_lora_weights(str(file.parent), weight_name=file.name)
-    else:  # that of HunyuanVideo 1.5 in diffusers 0.42.1
+    else:
         pipe.transformer.load_lora_adapter(str(file.parent), weight_name=file.name, prefix="transformer")
 
 
@@ -218,21 +240,24 @@ def merge(transformer: Any, adapters: dict[str, Tensor]) -> None:
         transformer.get_submodule(layer).weight.data += ALPHA / RANK * (up @ down)
 
 
-def rendered(pipe: Any, name: str) -> Tensor:
-    """A video of the pipeline with a fixed seed."""
+def rendered(pipe: Any, name: str) -> list[Tensor]:
+    """A video of the pipeline with a fixed seed and, if the recipe trains it, the audio."""
     frames, height, width = SIZES.get(name, USUAL)[0]
     settings: dict[str, Any] = {"num_frames": frames, "height": height, "width": width, "num_inference_steps": 2}
     taken = inspect.signature(pipe.__call__).parameters
-    if "image" in taken:
-        settings["image"] = Image.new("RGB", (width, height), "red")
+    red = Image.new("RGB", (width, height), "red")
+    # The first frame, or control videos by their names in VACE and in CogVideoX-Fun.
+    settings |= {"image": red, "control_video": [red] * frames}
+    if name == "wan-vace":
+        settings["video"] = [red] * frames
     if "height" not in taken:  # a pipeline of images that chooses among sizes of about this side
         pipe.target_size = height
-        settings = {one: value for one, value in settings.items() if one in taken}
+    settings = {one: value for one, value in settings.items() if one in taken}
     if name.startswith("wan"):  # from text, it needs ftfy
         settings |= {one: torch.ones(1, 8, 16) for one in ("prompt_embeds", "negative_prompt_embeds")}
     else:
         settings["prompt"] = "a red bike"
     if name.startswith("cogvideox"):
         settings["max_sequence_length"] = pipe.transformer.config.max_text_seq_length
-    found: Tensor = pipe(generator=torch.Generator().manual_seed(0), output_type="pt", **settings).frames
-    return found
+    made = pipe(generator=torch.Generator().manual_seed(0), output_type="pt", **settings)
+    return [made.frames, made.audio] if name == "ltx-2-audio" else [made.frames]
