@@ -1,4 +1,4 @@
-"""Host memory of a run and estimated time per epoch."""
+"""Host memory that a run needs, and estimated time per epoch."""
 
 from __future__ import annotations
 

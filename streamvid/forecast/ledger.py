@@ -1,4 +1,4 @@
-"""Verification of a ledger: what was delivered is compared, batch by batch, with the plan that the loader computes."""
+"""Ledger verification: logged deliveries are compared, batch by batch, with the plan that the loader computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from streamvid.plan.versions.continued import AnyPlan
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 MAX_DIFFERENCES = 1000
-"""Maximum number of differences in a report; all are counted."""
+"""Maximum number of differences that a report lists. All differences are counted."""
 
 _OTHER_DATA = (
     "the ledger belongs to other data: {}. Pass the datasets and versions that the run used, in the order in which "
@@ -106,7 +106,7 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
     The start of an attempt is not compared if later attempts replace all of its deliveries, because the previous
     attempt may have been replaced too. Memory does not grow with the ledger.
 
-    datasets: the datasets of the run, in the order of the loader.
+    datasets: the datasets of the run, in the order in which its loader received them.
     Raises SourceError if the ledger belongs to other datasets. Also raises the same errors as VideoLoader.
     """
     findings, versions = _Findings(), [_Versions(dataset) for dataset in datasets]
@@ -267,7 +267,7 @@ def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
 def _last_start(attempt: Attempt, before: Position) -> Cursor:
     """Return the last position before `before` at which an attempt began to use another version.
 
-    If versions have equal samples, a change of the version does not begin another attempt.
+    If versions have equal samples, a version change does not begin another attempt.
     """
     loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
     begun = [
@@ -280,7 +280,7 @@ def _last_start(attempt: Attempt, before: Position) -> Cursor:
 
 
 def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPlan:
-    """Return the plan of a later position's epoch, for a run that began at `cursor`."""
+    """Return the plan for the epoch of a later position, in a run that began at `cursor`."""
     plan = selection.plan(cursor)
     if position.epoch - cursor.epoch > _MAX_EPOCHS:
         raise StateError(f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs after epoch {cursor.epoch}")

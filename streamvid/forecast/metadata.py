@@ -1,7 +1,7 @@
 """Forecast for metadata. Rows are assigned to buckets by the sizes in the metadata, and no media file is opened.
 
-Rows with the same frame size form a group if they reach the same frame counts of buckets. Buckets are chosen per group,
-so even ten million rows are processed quickly.
+Rows with the same frame size form a group if they are long enough for the same bucket frame counts. Buckets are chosen
+per group, so even ten million rows are processed quickly.
 """
 
 from __future__ import annotations
@@ -187,14 +187,14 @@ class AssignedBucket:
 class AssignedRows:
     """All rows of a metadata file, assigned to `buckets` or counted in `left_out`.
 
-    num_repeated: number of videos of which some frames are repeated at the requested frame rate.
-    num_dropped: number of videos of which some frames are dropped at the requested frame rate.
+    num_repeated: number of videos in which some frames are repeated to reach the requested frame rate.
+    num_dropped: number of videos in which some frames are dropped to reach the requested frame rate.
     fps_min: lowest frame rate of the videos; infinity if all rates are unknown.
     fps_max: highest frame rate of the videos; 0 if all rates are unknown.
     num_groups: number of groups of rows with equal bucket choices.
     max_bytes: size of the largest file in bytes; 0 if unknown.
-    has_bytes: True if there is a column of file sizes.
-    frames_are_estimated: True if some numbers of frames were computed from duration and fps.
+    has_bytes: True if the metadata has a column of file sizes.
+    frames_are_estimated: True if some frame counts were computed from duration and fps.
     """
 
     num_rows: int = 0
@@ -350,7 +350,7 @@ def _unusable(
 
 
 def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Float64Array) -> Int64Array:
-    """Return the number of frames of each row at the requested rate, or -1 if unknown. Images have one frame."""
+    """Return each row's number of frames at the requested rate, or -1 if unknown. Images have one frame."""
     if rate.fps is None or rate.rule == "native":
         return frames
     if rate.rule == "cap":
@@ -372,7 +372,7 @@ def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Fl
 
 @dataclass(slots=True)
 class _RowGroup:
-    """Group of rows with the same size that reach the same frame counts, and the possible buckets of the group.
+    """Rows with the same frame size that are long enough for the same frame counts, and their possible buckets.
 
     waste: (cropped share, upscaling factor) for each possible bucket.
     ends: cumulative probabilities of the buckets; None if all rows go to one bucket or are left out.

@@ -52,10 +52,9 @@ class PlannedRun:
 class BucketShape:
     """Losses from fitting clips into one bucket, computed from the samples that were read.
 
-    crop_mean: mean cropped share of the picture.
-    crop_max: maximum cropped share of the picture.
-    upscale_mean: mean upscaling factor. It is None if the index does not record upscaling; the cropped shares are None
-        if the index does not record cropping.
+    crop_mean: mean cropped share of the picture; None if the index does not record cropping.
+    crop_max: maximum cropped share of the picture; None if the index does not record cropping.
+    upscale_mean: mean upscaling factor; None if the index does not record upscaling.
     frames_unused_share: share of the clips' frames that one pass does not deliver.
     bytes_mean: mean size of a stored clip or source file, in bytes.
     expected: expected number of metadata rows for the bucket.
@@ -97,7 +96,7 @@ class LeftOutRow:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Metadata rows without a bucket, for one kind of reason.
+    """Metadata rows that were left without a bucket for the same kind of reason.
 
     expected: expected number of these rows.
     """

@@ -24,7 +24,7 @@ DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Format of the delivered samples, and records of what was delivered."""
+    """Format of the delivered samples, and records of the deliveries."""
 
     layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is uint8 RGB.")
     pixels: Pixels | None = option(
@@ -47,7 +47,7 @@ class OutputOptions:
     )
     tokenizer: Tokenizer | None = option(
         None,
-        help="Function that converts the texts of a batch (a list of str) to `batch.text_tokens`, int64 (B, L), and "
+        help="Function that converts a batch's texts (a list of str) to `batch.text_tokens`, int64 (B, L), and "
         "`batch.text_mask`, bool (B, L). The loader calls it once per batch in the caller's thread, while "
         "workers decode.",
     )
@@ -117,7 +117,7 @@ class ScheduleOptions:
     mix_by: MixBy = option("samples", help="Unit in which dataset weights are measured.")
     follow: bool = option(
         False,
-        help="Continue each epoch in the newest version of the datasets, or stay in the version that was opened.",
+        help="Begin each epoch in the newest version of the datasets. If False, stay in the version that was opened.",
     )
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class ProcessGroups:
     process_group: Any = option(
         None,
         help="Process group whose members compare their plans at the start of each loop.",
-        shown_default="all processes if `world` is that of torch.distributed, otherwise none",
+        shown_default="all processes if `world` matches the ranks of torch.distributed, otherwise none",
     )
     shared_group: Any = option(
         None,

@@ -201,7 +201,7 @@ def set_up(
 
     Raises ConfigError for invalid arguments, and DatasetError for unusable datasets.
 
-    stores: open stores of an earlier setup with the same arguments, to be reused.
+    stores: open stores from an earlier setup with the same arguments, to be reused.
     """
     world, options = _world(plan.world), plan.options(data.split)
     if plan.num_epochs is not None:
@@ -244,7 +244,7 @@ def set_up(
 
 
 def _audio_form(mix: Mix) -> Mapping[str, Any]:
-    """Return the sample rate, channels and length of each bucket's audio, as JSON. Empty if no audio is delivered."""
+    """Return the sample rate, channels and length of each bucket's audio, as JSON; {} if no audio is delivered."""
     plan = mix.audio
     if plan is None:
         return {}

@@ -44,7 +44,7 @@ _BATCH_FIELDS = tuple(one.name for one in fields(BatchStats))
 
 
 WAIT_BOUNDS = tuple(digit * 10.0**power for power in range(-4, 2) for digit in (1, 2, 5))
-"""Upper bounds in seconds of the classes of waits, from 0.1 ms to 50 s; longer waits form one more class."""
+"""Upper bounds of the wait classes in seconds, from 0.1 ms to 50 s; longer waits form one more class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +110,10 @@ class LoaderStats:
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
 
     def wait_quantile(self, share: float) -> float:
-        """Return the wait in seconds that a share of the waits (0 to 1) did not exceed.
+        """Return the wait, in seconds, that a given share of the waits (0 to 1) did not exceed.
 
-        0.5 gives the median and 0.99 the 99th percentile. The result is rounded up to one of WAIT_BOUNDS; it is
-        infinite for waits of more than 50 s.
+        A share of 0.5 gives the median, and 0.99 gives the 99th percentile. The result is rounded up to one of
+        WAIT_BOUNDS, or is infinite if it exceeds 50 s.
         """
         wanted, totals = share * sum(self.wait_counts), accumulate(self.wait_counts)
         bounds = zip((*WAIT_BOUNDS, math.inf), totals, strict=True)

@@ -1,4 +1,5 @@
-"""Draw sets. A draw set contains clips that are stored in several buckets. Each pass draws one bucket or none per clip.
+"""Draw sets. A draw set contains clips that are stored in several buckets. Each pass draws at most one bucket for a
+clip.
 
 The clips of a draw set have the same buckets with the same probabilities. Each of these buckets stores all clips of the
 set, in the same order and in shards of equal sizes. A pass over the N clips of a set covers N slots of an endless line:
@@ -8,8 +9,8 @@ set, in the same order and in shards of equal sizes. A pass over the N clips of 
 
 The labels keep their proportions over every stretch, and so within every shard. Two things are drawn for each pass:
 the slot of the set's first clip, and the assignment of a shard's labels to its clips. Each clip is therefore drawn for
-each bucket with that bucket's probability, but never for two buckets at once. The number of samples that a pass has in
-a bucket follows from a formula. All buckets of a set compute the same result independently.
+each bucket with that bucket's probability, but never for two buckets in the same pass. The number of samples that a
+pass has in a bucket follows from a formula. All buckets of a set compute the same result independently.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class DrawSet:
     weights: probabilities of the buckets, in units of 1 / UNIT. UNIT minus their sum is the probability, in the same
         units, that a clip is not drawn for any bucket.
     member: index of this bucket in `weights`.
-    shards: (m,) indices of the set's shards in the bucket, ascending.
+    shards: ascending indices of the set's shards in the bucket, with shape (m,).
     """
 
     name: int
@@ -92,7 +93,7 @@ def draw_sets(
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Selection of the samples of a pass: `sizes[i]` samples of shard i.
+    """Samples selected for a pass: `sizes[i]` samples from shard i.
 
     If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples are used, starting at position `firsts[i]`.
     """

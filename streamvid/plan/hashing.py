@@ -1,4 +1,4 @@
-"""Random numbers from integer arithmetic, equal on all machines and with all versions of numpy and Python.
+"""Random numbers from integer arithmetic, identical on all machines and with all versions of numpy and Python.
 
 The whole algorithm, on 64-bit unsigned integers that wrap:
 
@@ -10,8 +10,8 @@ The whole algorithm, on 64-bit unsigned integers that wrap:
     permute(i, n, k)    an alternating Feistel network of 8 rounds on the b = bit_length(n - 1) bits of i. `high` is the
                         upper b // 2 bits, and `low` is the other bits. Even rounds r apply
                         low ^= mix(high ^ hash64(k, r)), and odd rounds apply high ^= mix(low ^ hash64(k, r)), both
-                        masked to their widths. The network is repeated until the result is below n (cycle walking),
-                        which is then rotated: (result + hash64(k, 8) % n) % n
+                        masked to their widths. The network is repeated until the result is below n (cycle walking).
+                        This result is then rotated: (result + hash64(k, 8) % n) % n
 
 Every part may be a Python int or a numpy integer array. Arrays broadcast, and each element gives the same result as an
 equal int. tests/data/plan_golden.json contains reference values.

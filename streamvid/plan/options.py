@@ -1,4 +1,4 @@
-"""Options of a plan. The dataset, batch sizes, costs and number of ranks also affect the order."""
+"""Plan options. The dataset, batch sizes, costs and number of ranks also affect the order."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class EpochOrder:
         return np.clip(counts, 0, self._num_steps)
 
     def _linear(self, keys: Float64Array) -> Float64Array:
-        """Return each track's number of steps below each key, with an error of at most one: (keys, num_tracks)."""
+        """Return each track's number of steps below each key, off by at most one, with shape (keys, num_tracks)."""
         counts: Float64Array = (keys[:, None] * self._lengths - self._offsets) / self._strides
         return np.clip(counts, 0, self._num_steps)
 

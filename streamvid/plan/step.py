@@ -31,16 +31,16 @@ class Step:
     """Samples of one step, for all ranks or, after `for_rank`, for one rank.
 
     bucket_ids: bucket of each rank.
-    bounds: int64 (num_ranks + 1,), boundaries between the ranks' samples in the arrays below, each of shape
-        (samples,). Each run of `PlanOptions.shard_locality` samples is sorted by shard and index, separately for each
-        dataset.
+    bounds: int64, with shape (num_ranks + 1,); boundaries between the ranks' samples in the arrays below, which have
+        shape (samples,). Each run of `PlanOptions.shard_locality` samples is sorted by shard and index, separately for
+        each dataset.
     sources: int64, index of the dataset.
     shards: int64, index of the shard within the dataset's bucket, in manifest order.
     indices: int64, index of the sample in the shard.
     visits: int64, number of the pass over the bucket, from 0; negative for repeats. No visit occurs twice for a sample
         of a dataset, except for repeats of "pad" if costs change within an epoch.
     is_repeat: bool, True for a repeat that the tail policy adds.
-    num_step_samples: number of samples of all ranks together.
+    num_step_samples: total number of samples over all ranks.
     """
 
     bucket_ids: tuple[str, ...]
@@ -81,7 +81,7 @@ class Step:
 class FinalStep:
     """Final step of one bucket: a remainder with "shrink" or "uneven", or repeats that complete a group of steps.
 
-    visits_from: start of the range of visits for repeats. It is TAIL for a remainder, and FILL_GROUP or more for
+    visits_from: start of the range of visit numbers for repeats. It is TAIL for a remainder, and FILL_GROUP or more for
         repeats that complete a group.
     """
 
@@ -107,9 +107,9 @@ class FinalStep:
 class Draw:
     """Positions in one bucket, in rows. Each row is sorted in stretches; then the slice `mine` of the row is selected.
 
-    positions: (rows, samples) positions in the bucket's stream.
+    positions: positions in the bucket's stream, with shape (rows, samples).
     places: indices of the selected samples among all samples of the draft.
-    visits_from: start of the range of visits for repeats.
+    visits_from: start of the range of visit numbers for repeats.
     """
 
     span: BucketSpan
@@ -199,7 +199,7 @@ def _stretches(first: int, last: int, total: int, locality: int) -> tuple[int, i
 
 
 def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: int) -> Int64Array:
-    """Return an array (4, rows, samples) with the sources, shards, indices and visits of the samples in `mine`.
+    """Return the sources, shards, indices and visits of the samples in `mine`, with shape (4, rows, samples).
 
     Every stretch is sorted before `mine` is applied.
     """

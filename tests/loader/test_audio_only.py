@@ -246,7 +246,7 @@ def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: 
         ({"view": {"spatial": "random_crop"}}, "contains audio files, which have no pictures"),
         (
             {"view": {"temporal": "uniform"}},
-            "temporal='uniform' changes the speed .*only at their own speed; use [^=]*=",
+            "temporal='uniform' changes the speed .*only at their original speed; use [^=]*=",
         ),
         ({"view": {"temporal": "uniform"}, "output": {"audio": {"sample_rate": RATE, "stretch": True}}}, "own speed"),
         ({"view": {"temporal": "uniform"}, "output": {"decode": False}}, "own speed"),
@@ -256,7 +256,7 @@ def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: 
             {"output": {"audio": {"sample_rate": 16_000, "rule": "64000k"}}},
             "rule='64000k': bucket audio-1000ms lasts 1 s, which is 16000 .* allows is 64000; .*use 'exact' or a grid",
         ),
-        ({"media": ["control"]}, "the dataset has none"),
+        ({"media": ["control"]}, "the dataset has no conditioning inputs"),
         ({"output": {"pixels": "yuv420p"}}, "output.pixels='yuv420p' cannot be combined with audio datasets"),
         ({"output": {"layout": "BTCHW"}}, "output.layout='BTCHW' cannot be combined with audio datasets"),
     ],

@@ -59,7 +59,7 @@ class Delivery:
 
     @property
     def block_bytes(self) -> int:
-        """Size in bytes of the memory for the clip's part and the conditioning inputs, which follow it."""
+        """Size in bytes of the memory for the clip's part and the conditioning inputs that follow it."""
         return self.part.block_bytes + sum(one.file.num_bytes for one in self.media)
 
     @property

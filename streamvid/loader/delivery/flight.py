@@ -203,7 +203,7 @@ class Flight:
         """Finish a slot with an error that states why the sample cannot be delivered. The sample itself may be good.
 
         If a later version has deleted the tar of the sample, the slot continues with the tar that replaces the deleted
-        one, or with another sample.
+        tar, or with another sample.
         """
         if slot.sample.part.sidecar is None and slot.num_moves < _MAX_MOVES:
             self.fetchers.submit(partial(self._look_again, slot, error))

@@ -25,7 +25,7 @@ VIDEO = ("", 0)
 """(name, item) that identifies the video among a batch's pictures; conditioning inputs have non-empty names."""
 
 TEXT_ROW_BYTES = 4096
-"""Ring bytes reserved per text-only sample. They do not hold the text, but limit how many are prepared ahead."""
+"""Ring bytes reserved per text-only sample. They hold no text, but limit how many samples are prepared ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Slot:
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
     colors: colors of the pictures decoded so far, by (name, item).
     audio: presence and offset of the decoded audio.
-    start_seconds: time from the clip's first frame to the first delivered one, if the clip was decoded through its
+    start_seconds: time from the clip's first frame to the first delivered frame, if the clip was decoded through its
         container.
     num_moves: number of times that the sample was sought in another tar because its tar was missing.
     """
@@ -167,7 +167,7 @@ class Slot:
 
     @property
     def is_substitute(self) -> bool:
-        """True if the sample that is currently being tried is not the planned one."""
+        """True if the sample that is currently being tried is not the planned sample."""
         return self.bad is not None and self.sample is not self.bad.delivery.sample
 
     def enter(self, stage: str) -> None:

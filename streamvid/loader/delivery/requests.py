@@ -79,7 +79,7 @@ class Selection:
     def plan(self, cursor: Cursor) -> AnyPlan:
         """Return the plan for the remainder of the cursor's epoch.
 
-        Raises StateError if the cursor is from another dataset.
+        Raises StateError if the cursor belongs to another dataset.
         """
         if not cursor.carried or self.earlier is None:
             return self.epoch_plan(cursor)
@@ -95,8 +95,8 @@ class Selection:
             if position > end:
                 raise StateError(
                     f"positions[{bucket_id!r}]={position} in the loader state: must be at most {end} in epoch "
-                    f"{cursor.epoch}; the state is damaged or from another dataset. Use an older state, or start "
-                    "without one"
+                    f"{cursor.epoch}; the state is damaged or from another dataset. Use an older state, or "
+                    "start without a state"
                 )
 
     def at_share(self, epoch: int, progress: float) -> Cursor:

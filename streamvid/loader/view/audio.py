@@ -1,7 +1,7 @@
-"""Audio of a delivery: its options, its samples on the timeline of the clip, and the bytes to read for them.
+"""Audio of a delivery: its options, its samples on the clip's timeline, and the bytes to read for the samples.
 
-Output sample k has the time k / sample_rate on the clip's presentation timeline, on which its frames have their
-timestamps. The audio of a window begins with the sample nearest to the presentation time of the first delivered frame.
+Output sample k has the time k / sample_rate on the clip's presentation timeline, to which the frames' timestamps also
+refer. The audio of a window begins with the sample nearest to the presentation time of the first delivered frame.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TimeRange: TypeAlias = tuple[Fraction, Fraction]
 """Presentation times of the first and the last frame."""
 
 HAS_AUDIO = "has_audio"
-"""Column of the samples index that says whether a clip has audio."""
+"""Column in the samples index that records whether a clip has audio."""
 
 MAX_SAMPLE_RATE = 192_000
 _FLOAT_BYTES = 4
@@ -41,7 +41,7 @@ class AudioOptions:
     """Audio that is delivered with each clip, as `batch.audio`. It requires `sample_rate` or `preset`."""
 
     sample_rate: int | None = option(
-        None, help="Samples per second and channel, such as 32000.", minimum=1000, maximum=MAX_SAMPLE_RATE
+        None, help="Samples per second per channel, such as 32000.", minimum=1000, maximum=MAX_SAMPLE_RATE
     )
     num_channels: int | None = option(
         None, help="Number of channels: 1, 2, 6 (5.1) or 8 (7.1).", shown_default="2, or that of the preset"
@@ -58,7 +58,7 @@ class AudioOptions:
         None,
         help="Frame rate from which the number of samples is computed, for datasets whose clips keep their own frame "
         "rates.",
-        shown_default="the rate at which the dataset is read, otherwise that of the first clip of each bucket",
+        shown_default="the rate at which the dataset is read, otherwise the rate of each bucket's first clip",
         above=0.0,
     )
     stretch: bool = option(
@@ -67,7 +67,7 @@ class AudioOptions:
     )
     preset: str | None = option(
         None,
-        help=f"Model whose audio format provides the defaults of these options. One of {', '.join(AUDIO_PRESETS)}.",
+        help=f"Model whose audio format provides the defaults for these options. One of {', '.join(AUDIO_PRESETS)}.",
         choices=tuple(AUDIO_PRESETS),
     )
 
@@ -85,7 +85,7 @@ class AudioOptions:
 
     @property
     def form(self) -> AudioForm:
-        """Form of the delivered audio, with the values of the preset for options that are not given."""
+        """Form of the delivered audio. Options that are not set take the preset's values."""
         preset = None if self.preset is None else AUDIO_PRESETS[self.preset]
         rate = self.sample_rate or (preset.sample_rate if preset else 0)
         channels = self.num_channels or (preset.num_channels if preset else 2)
@@ -189,7 +189,7 @@ class AudioPlan:
 def with_audio(
     part: ClipPart, clip: SampleFile, index: tuple[ClipIndex, AudioIndex] | None, shape: AudioShape, max_pieces: int
 ) -> ClipPart:
-    """Return `part` extended to the audio of its frames, or the whole clip if no smaller part contains the audio.
+    """Return `part` extended to include its frames' audio, or the whole clip if no smaller part contains the audio.
 
     index: packets of the clip's video and audio; None if the audio is decoded through the container.
     max_pieces: see `clip_part`.
@@ -208,7 +208,7 @@ def with_audio(
 
 
 def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int) -> ClipPart:
-    """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part does.
+    """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part suffices.
 
     index: packets of the file; None if the file is decoded through its container.
     max_pieces: see `clip_part`.

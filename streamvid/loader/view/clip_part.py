@@ -35,8 +35,8 @@ class AudioPart:
     - packets: packet table, with offsets relative to the start of the part's bytes; None for a whole clip.
     - first_sample: number of the first sample; None for a whole clip, whose timestamps are in the container.
     - offset_seconds: time from the first frame to the first sample.
-    - num_decoded: number of samples to decode, which are stretched to those of the bucket; 0 for as many as the bucket
-      has, or for a whole clip.
+    - num_decoded: number of samples to decode and stretch to the bucket's number of samples; 0 to decode exactly the
+        bucket's number, or for a whole clip.
     - own_range: (first byte, size) of the byte range to read for the audio, which follows the part's first range in
       memory; None if the packets are within that range.
     """
@@ -62,13 +62,13 @@ class ClipPart:
     - numbers: indices of these frames in the clip; None if they depend on timestamps that are only in the container.
     - first_byte: start of the first byte range to read, relative to the start of the clip.
     - num_bytes: number of bytes to read.
-    - checks: (start, end, checksum) of each piece of these bytes, as offsets in them. A checksum is a prefix of a
-      SHA-256 digest.
+    - checks: (start, end, checksum) of each piece of these bytes, as offsets within these bytes. A checksum is a prefix
+      of a SHA-256 digest.
     - window, stream: packets of the range, and the description that their decoder needs; None for a whole clip, which
       is decoded through its container, and for audio without pictures.
     - audio: audio to deliver; None if the clip has none, or if audio is not delivered.
-    - start_seconds: time of the first delivered frame minus that of the clip's first; None if only the container has
-      the timestamps, or if no audio input is delivered.
+    - start_seconds: time of the first delivered frame minus the time of the clip's first frame; None if only the
+      container has the timestamps, or if no audio input is delivered.
     """
 
     pick: Pick

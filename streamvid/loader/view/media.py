@@ -89,7 +89,7 @@ def _medium(name: str, dataset: Dataset) -> Medium:
     if name not in known:
         there = f"available: {', '.join(known)}"
         if not known:
-            there = f"the dataset has none; shard the source again with --media {name}=COLUMN"
+            there = f"the dataset has no conditioning inputs; shard the source again with --media {name}=COLUMN"
         raise ConfigError(f"media: {name!r} is not a conditioning input of {dataset.url}; {there}")
     info = known[name]
     return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items, info.is_audio)
@@ -119,7 +119,7 @@ class MediaPart:
 def media_files(
     items: Sequence[Mapping[str, object]], medium: Medium, num_clip_frames: int, shard: ShardInfo
 ) -> tuple[SampleFile, ...]:
-    """Return a sample's files of a conditioning input from index values. Raises IntegrityError for invalid values."""
+    """Return a sample's files for a conditioning input, from index values. Raises IntegrityError for invalid values."""
     if len(items) > medium.num_items or not (items or medium.is_optional):
         raise IntegrityError(
             f"the index lists {len(items)} items of {medium.name} for the sample, but the manifest allows "

@@ -105,7 +105,7 @@ class TemplatePart:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """Options for the texts of samples."""
+    """Options for sample texts."""
 
     column: str | Mapping[str, float] = option(
         "text",
@@ -148,7 +148,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class TextRule:
-    """Rule for the texts of one dataset's deliveries.
+    """Rule that determines the texts delivered with one dataset's samples.
 
     columns: (index column, weight) of each caption column. In the column `text`, samples may have several captions.
     template: parsed template, or None.
@@ -251,7 +251,7 @@ def _template_columns(template: TemplatePart, dataset: Dataset) -> dict[str, str
             is_text = _is_text(dataset, column)
             if not is_text and not dataset.is_numeric(column):
                 kind = _kind(dataset, column)
-                raise ConfigError(f"captions.template: {one.name!r} has type {kind}; use columns of text or numbers")
+                raise ConfigError(f"captions.template: {one.name!r} has type {kind}; use text or numeric columns")
             _check_format(one, is_text=is_text)
             found[one.name] = column
     return found
@@ -301,7 +301,7 @@ def parse_template(text: object) -> TemplatePart:
     template = _TemplateParser(text).part(0)
     if not any(template.fields()):
         raise ConfigError(
-            f"template={text!r} contains no column; to insert the caption, write {{text}}, such as '{{text}} 4K'"
+            f"template={text!r} contains no column; to insert the caption, write {{text}}, as in '{{text}} 4K'"
         )
     return template
 

@@ -1,4 +1,4 @@
-"""Random choices of a delivery, and the frames and crop of its clip that they determine (SAMPLE-1)."""
+"""Random choices for a delivery, and the frames and crop that they determine (SAMPLE-1)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WHOLE = ("resize_crop", "center")
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """Choice of the frames and the crop that a delivery shows of a clip."""
+    """Choice of the frames and the crop to deliver from a clip."""
 
     temporal: Temporal = option(
         "random",
@@ -100,7 +100,8 @@ class ViewOptions:
             one = "max_interval" if self.max_interval > 1 else "temporal"
             raise ConfigError(
                 f"view.{one}={getattr(self, one)!r} changes the speed of clips, but {where} contains audio files, "
-                "which are delivered only at their own speed; use view.temporal='random', 'head', 'middle', 'chunk' or "
+                "which are delivered only at their original speed; use view.temporal='random', 'head', "
+                "'middle', 'chunk' or "
                 "'full' without view.max_interval"
             )
         if clips == "native" and self.spatial != "resize_crop":

@@ -1,8 +1,8 @@
 """Anonymous memory shared with decode workers, and the allocator of its blocks.
 
-One thread allocates; any thread may release, even during a garbage collection, because a release only puts a block
-on a queue. Memory comes from memfd: it is not limited by the size of /dev/shm, leaves no file behind, and returns to
-the kernel when the last process releases it.
+One thread allocates; any thread may release, even during garbage collection, because a release only puts a block on a
+queue. Memory comes from memfd: it is not limited by the size of /dev/shm, leaves no file behind, and returns to the
+kernel when the last process releases it.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class DecodeTask(NamedTuple):
     """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
     numbers: indices of the frames, if they are chosen by the timestamps of another clip; else None.
-    picture: format of the pictures; None for a file of which only the audio is decoded.
+    picture: format of the pictures; None for a file from which only the audio is decoded.
     out_offset: offset of the pictures in the frame ring.
     audio: audio to decode after the pictures; None if no audio is delivered.
     """
@@ -191,7 +191,7 @@ def open_message(message: bytes) -> tuple[str, list[Any]]:
 
 
 def parse_task(kind: str, value: list[Any]) -> Task:
-    """Return the task of a message that was opened by `open_message`."""
+    """Return the task whose kind and values `open_message` returned."""
     return ReadTask.from_json(value) if kind == "read" else DecodeTask.from_json(value)
 
 
@@ -221,8 +221,8 @@ class Answer(NamedTuple):
     begun: id of the DecodeTask that the worker starts next, if it has already received one. Reporting the id here saves
         a message.
     audio: result of the AudioTask of a DecodeTask.
-    start: time from the first frame of a clip to the first delivered one, as a fraction (numerator, denominator), if
-        the clip was decoded through its container.
+    start: time from a clip's first frame to the first delivered frame, as a fraction (numerator, denominator), if the
+        clip was decoded through its container.
     """
 
     pid: int

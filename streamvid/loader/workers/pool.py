@@ -159,8 +159,8 @@ class DecodePool:
         if worker.returncode == -signal.SIGKILL:
             cause = "The machine has probably run out of memory; lower num_workers or limits.prefetch_bytes"
         error = WorkerError(
-            f"decode worker {worker.pid} {describe_exit(worker.returncode)}. {cause}. This loader cannot continue: "
-            "create a new one and load the last state"
+            f"decode worker {worker.pid} {describe_exit(worker.returncode)}. {cause}. This loader cannot "
+            "continue: create a new loader and load the last state"
         )
         error.task_id = self._current.get(worker.pid)
         return error

@@ -1,9 +1,9 @@
 """Samples carried over from the previous version of the datasets, which an epoch delivers first.
 
 Samples that tail="carry" has carried over have positions only in the previous version. They are delivered first,
-bucket by bucket, in steps of all ranks. The last step of each bucket can be smaller, as with tail="shrink". Samples
-that the new version no longer contains are omitted. After these steps, the new version's epoch begins at its own
-start.
+bucket by bucket, in steps in which all ranks take part. The last step of each bucket can be smaller, as with
+tail="shrink". Samples that the new version no longer contains are omitted. After these steps, the new version's epoch
+begins at its own start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streamvid.plan.step import FILL_GROUP, FILLER_VISITS, TAIL, Step
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 IsKept: TypeAlias = Callable[[str, Int64Array, Int64Array, Int64Array], BoolArray]
-"""Function of (bucket id, sources, shards, indices) that returns which of these samples the new version still has."""
+"""Function that takes (bucket id, sources, shards, indices) and returns which samples the new version contains."""
 
 _MAX_SAMPLES = 1 << 24
 _SCANNED_SAMPLES = 1 << 12
@@ -54,7 +54,7 @@ class _LeftoverStep:
 
     Sample numbers past the bucket's last sample wrap around to the first samples, which are repeats.
 
-    visits_from: start of the range of visits for repeats; TAIL, or more in a step that contains only repeats.
+    visits_from: start of the range of visit numbers for repeats; TAIL, or more in a step that contains only repeats.
     """
 
     rest: _Rest
@@ -81,7 +81,7 @@ class _LeftoverStep:
 
 
 class Leftovers:
-    """Steps with the samples carried over from the previous epoch, for all ranks. Few samples are carried over.
+    """Steps, for all ranks, that deliver the few samples carried over from the previous epoch.
 
     plan: plan of the previous epoch, in the previous version.
     carried: bucket id → position of the first carried sample in that version.
@@ -100,7 +100,7 @@ class Leftovers:
             raise StateError(
                 f"carried={dict(carried)} in the loader state: no position may exceed its limit ({ends}), and "
                 f"all positions together may be at most {_MAX_SAMPLES} samples below their limits; the state is "
-                "damaged. Use an older state, or start without one"
+                "damaged. Use an older state, or start without a state"
             )
         self._rests = [self._rest(name, position, ends[name]) for name, position in sorted(carried.items())]
         real = [part for rest in self._rests for part in self._parts(rest)]
