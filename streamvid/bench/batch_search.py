@@ -92,8 +92,8 @@ def search_batch_sizes(
 
     The base bucket gets the largest batch size that fits in memory.
 
-    step: function that runs one training step on a batch of the given shape, (B, …) in the loader's layout. It creates
-        the data itself, and its result is ignored. The search waits for work queued on a CUDA device.
+    step: function that runs one training step on a batch of the given shape, which is (B, …) in the loader's layout. It
+        creates the data itself, and its result is ignored. The search waits for work queued on a CUDA device.
     shapes: `loader.shapes`; the batch sizes in them are ignored.
     base: id of the base bucket; None for the bucket with the largest samples.
     warmup: number of unmeasured steps before each measurement.

@@ -1,4 +1,4 @@
-"""Options of `streamvid bench`."""
+"""Options for `streamvid bench`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamvid.video.picture import Accuracy, Pixels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """Options of a benchmark. Fields that are also arguments of VideoLoader have the same meaning there.
+    """Options for a benchmark. Fields that are also arguments of VideoLoader have the same meaning there.
 
     batch_size: samples per rank per step; None means 4, unless `max_tokens_per_batch` is set.
     """

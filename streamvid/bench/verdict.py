@@ -214,8 +214,8 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
         )
     if best.cpu_per_decode is not None and best.cpu_per_decode < _STARVED:
         reasons.append(
-            f"decoders had a core for only {best.cpu_per_decode:.0%} of their working time; other processes, a "
-            "container limit or a shared host used the remaining time"
+            f"decoders had a core for only {best.cpu_per_decode:.0%} of their working time; the remaining time "
+            "was lost to other processes, a container limit or a shared host"
         )
     return Verdict(limit, tuple(reasons), advice(limit, usage, setting))
 
@@ -242,7 +242,7 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
         )
     seen = {bucket.bucket_id for run in runs for bucket in run.buckets}
     if missing := sorted(set(bucket_ids) - seen):
-        found.append(f"no sample of {', '.join(missing)} was measured; raise --seconds")
+        found.append(f"no sample in {', '.join(missing)} was measured; raise --seconds")
     return tuple(found)
 
 
@@ -280,7 +280,7 @@ def need_of(
 
     Only runs with at least one core per worker are considered.
 
-    steps: number of steps per epoch by bucket id. Buckets without a measured sample are reported, but left out of
+    steps: bucket id → number of steps per epoch. Buckets without a measured sample are reported, but left out of
         averages.
     """
     # More workers than cores would wait for each other, which would look like work.

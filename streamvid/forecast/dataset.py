@@ -76,7 +76,7 @@ def _summary(dataset: Dataset) -> SourceSummary:
 
 @dataclass(frozen=True)
 class BucketScan:
-    """Index values of a bucket's samples that pass the filter.
+    """Index values for a bucket's samples that pass the filter.
 
     pixels: mean number of pixels per stored frame.
     first: index of each shard's first sample in `clip_bytes`, as int64 with shape (shards,).
@@ -210,7 +210,7 @@ def _estimates(
 
 
 def decode_ms(scan: BucketScan, reads: ReadSample, costs: HostCosts) -> float:
-    """Return the CPU milliseconds per sample of a bucket, from the cost table or estimated from the bucket's pixels."""
+    """Return the CPU milliseconds per sample in a bucket, from the cost table or estimated from the bucket's pixels."""
     bucket, named = scan.bucket, costs.decode_ms or {}
     key = key_of(bucket, named, "cost table decode_ms")
     if key is not None:

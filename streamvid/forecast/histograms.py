@@ -56,7 +56,7 @@ class Histogram:
         return sum(self.counts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON-serializable values. Statistics of a figure without values are null."""
+        """Return the fields as JSON-serializable values. Statistics for a figure without values are null."""
         is_empty = math.isnan(self.mean)
         statistics = ("minimum", "mean", "median", "maximum")
         return {name: None if is_empty and name in statistics else value for name, value in asdict(self).items()}

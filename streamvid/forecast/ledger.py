@@ -39,7 +39,7 @@ _MAX_EPOCHS = 10_000  # between the end of a log and the position of the next at
 
 @dataclass(frozen=True, slots=True)
 class EpochTotals:
-    """Counted deliveries of an epoch. num_samples includes repeats and substitutes."""
+    """Totals over the deliveries that count in one epoch. `num_samples` includes repeats and substitutes."""
 
     epoch: int
     num_samples: int = 0
@@ -101,7 +101,7 @@ class _Findings:
 
 
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
-    """Compare the counted deliveries with the plan, and the start of each attempt with the end of the previous one.
+    """Compare the counted deliveries with the plan, and the start of each attempt with the end of the previous attempt.
 
     The start of an attempt is not compared if later attempts replace all of its deliveries, because the previous
     attempt may have been replaced too. Memory does not grow with the ledger.
@@ -249,8 +249,9 @@ def _check_start(
     if wrong:
         findings.differ(
             f"attempt {attempt.number} began at epoch {attempt.start.epoch}, step {attempt.start.step}, but its "
-            f"positions differ from those of the previous attempt at this step (buckets: {', '.join(wrong[:5])}); it "
-            "started from a state of another run or of an earlier attempt, or without a state"
+            f"positions differ from the previous attempt's positions at this step (buckets: "
+            f"{', '.join(wrong[:5])}); it started from another run's state, from an earlier attempt's "
+            "state, or without a state"
         )
 
 
@@ -302,7 +303,7 @@ def _check_rank(findings: _Findings, attempt: Attempt, selection: Selection, row
 
 
 def _num_batches(selection: Selection, attempt: Attempt, start: Position, until: Position) -> int:
-    """Return the planned number of a rank's batches between two positions."""
+    """Return how many batches are planned for a rank between two positions."""
     plan, rank = selection.plan(Cursor.from_json(attempt.cursor)), selection.world.rank
     total = 0
     while plan.cursor.epoch <= until.epoch and plan.cursor.epoch - attempt.start.epoch < _MAX_EPOCHS:
@@ -323,7 +324,7 @@ def _clipped(plan: AnyPlan, step: int) -> int:
 def _check_stretch(
     findings: _Findings, stretch: Stretch, batches: Iterator[LoggedBatch], selection: Selection, rows: IndexRows
 ) -> Position:
-    """Compare the deliveries of one loop with the plan. Return the position after the last delivery."""
+    """Compare the deliveries in one loop with the plan. Return the position after the last delivery."""
     where = f"rank {stretch.log.rank}, session {stretch.log.session.name}"
     reached = stretch.start
     try:

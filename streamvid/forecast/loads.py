@@ -24,7 +24,7 @@ _MAX_SAMPLES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """Loads of the first epoch: tokens per rank per step, totals by rank, and imbalance between ranks.
+    """Loads in the first epoch: tokens per rank per step, totals by rank, and imbalance between ranks.
 
     imbalance_tokens, imbalance_costs: mean over steps of (busiest rank / mean rank); 1.0 if all ranks are equal.
     member_bytes_by_rank: total size of each rank's clips in the tars, in bytes, or None if sizes are unknown.
@@ -46,7 +46,7 @@ class LoadSummary:
 
 @dataclass(frozen=True)
 class RankLoads:
-    """Loads of ranks at the computed steps, which are all steps of an epoch or slices spread evenly over it.
+    """Rank loads at the computed steps, which are all steps of an epoch or slices spread evenly over it.
 
     num_steps: number of steps in the epoch.
     samples, tokens, costs: int64 with shape (computed steps, ranks). Costs are in the unit of the plan.
@@ -75,7 +75,7 @@ class RankLoads:
         return float(self.costs.max(axis=1, initial=0).sum()) * self.scale
 
     def summary(self, sizes_are_exact: bool = True) -> LoadSummary:
-        """Return the loads of the entire epoch.
+        """Return the loads for the entire epoch.
 
         sizes_are_exact: False if clip sizes are estimates.
         """

@@ -61,7 +61,7 @@ UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-f
 def forecast_metadata(
     source: Path, run: PlannedRun, config: BucketConfig, video_column: str | None = None
 ) -> RunForecast:
-    """Return the forecast of a run on the media files in `source`, sharded into the buckets of `config`.
+    """Return the forecast for a run on the media files in `source`, sharded into the buckets of `config`.
 
     Raises SourceError if the metadata cannot be read, or if no row is assigned to a bucket.
     """
@@ -151,10 +151,10 @@ def _why(found: AssignedRows) -> str:
 
 @dataclass(slots=True)
 class AssignedBucket:
-    """Rows of one bucket.
+    """Rows assigned to one bucket.
 
     expected: sum of the probabilities with which rows are assigned to this bucket.
-    drawn: number of rows that are assigned to this bucket. The other sums include only the assigned rows.
+    drawn: number of rows that are assigned to this bucket. The remaining fields cover only these rows.
     """
 
     bucket: Bucket
@@ -185,7 +185,7 @@ class AssignedBucket:
 
 @dataclass
 class AssignedRows:
-    """All rows of a metadata file, assigned to `buckets` or counted in `left_out`.
+    """All rows in a metadata file, assigned to `buckets` or counted in `left_out`.
 
     num_repeated: number of videos in which some frames are repeated to reach the requested frame rate.
     num_dropped: number of videos in which some frames are dropped to reach the requested frame rate.
@@ -212,12 +212,12 @@ class AssignedRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of assigned rows by bucket id, sorted, without empty buckets."""
+        """Bucket id → number of assigned rows, sorted by id, without empty buckets."""
         return {name: found.drawn for name, found in sorted(self.buckets.items()) if found.drawn}
 
 
 def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -> AssignedRows:
-    """Assign all rows to buckets. Random choices among buckets are the same as those of the sharder with this seed."""
+    """Assign all rows to buckets. Random choices among buckets match the sharder's choices with this seed."""
     found = AssignedRows()
     groups: dict[int, _RowGroup] = {}
     lengths = np.array(_lengths(config), np.int64)
@@ -250,7 +250,7 @@ def _count_rates(found: AssignedRows, fps: Float64Array, rate: FrameRate) -> Non
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Return the frame counts of the buckets in ascending order.
+    """Return the buckets' frame counts in ascending order.
 
     The bucket of a clip depends on which of these counts the clip reaches.
     """
@@ -265,7 +265,7 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class _SizedRows:
-    """Rows of a block with a valid size and number of frames.
+    """Rows in a block that have a valid size and number of frames.
 
     places: indices of these rows in the block.
     """
@@ -282,7 +282,7 @@ class _SizedRows:
 
     @staticmethod
     def of(block: FactsBlock, rate: FrameRate, found: AssignedRows) -> _SizedRows:
-        """Return the usable rows of a block, and count the other rows as left out."""
+        """Return the usable rows in a block, and count the other rows as left out."""
         empty = np.full(len(block.rows), np.nan)
         values = {name: block.values.get(name, empty) for name in ("height", "width", "fps", "seconds", "num_bytes")}
         fps = np.where(values["fps"] > 0, values["fps"], np.nan)

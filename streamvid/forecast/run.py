@@ -75,7 +75,7 @@ class BucketShape:
 class DatasetFacts:
     """Facts about a sealed dataset.
 
-    num_shards: number of shards that the run uses, by bucket id.
+    num_shards: bucket id → number of shards that the run uses.
     """
 
     plan_fingerprint: str
@@ -126,7 +126,7 @@ class MetadataFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """Loads, memory and time of the first epoch.
+    """Loads, memory and time for the first epoch.
 
     estimates: estimates of time; None for metadata, because clip sizes are unknown.
     """
@@ -138,11 +138,11 @@ class RunDetails:
 
 @dataclass(frozen=True, slots=True)
 class RunForecast:
-    """Forecast of a run.
+    """Forecast for a run.
 
     about: facts about the source.
     input: interpretation of the source.
-    shapes: shape of each bucket, by id; empty for a dataset without `details`.
+    shapes: bucket id → shape of the bucket; empty for a dataset without `details`.
     details: loads, memory and time; None if they were not requested, or if the run has no step.
     failure: error that the run would raise before its first step; None if the run has a step.
     """

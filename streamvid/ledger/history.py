@@ -1,4 +1,4 @@
-"""History of a run from its ledger: which deliveries count after interruptions and resumes.
+"""History of a run, read from its ledger: which deliveries count after interruptions and resumes.
 
     session    ranks that were started together: a folder with one log per rank, and the plan and position at which it
                began. A loader that continues in another version of a dataset begins another session
@@ -73,7 +73,7 @@ class Attempt:
         return sum(loop.num_batches for logs in self.logs.values() for log in logs for loop in log.loops)
 
     def stretches(self, rank: int) -> list[Stretch]:
-        """Return the counted deliveries of a rank, in order."""
+        """Return the deliveries of a rank that count, in order."""
         logs = self.logs.get(rank, ())
         if self.until == END:
             logs = logs[-1:]

@@ -39,7 +39,7 @@ class LoggedLoop:
 
 @dataclass(frozen=True)
 class RankLog:
-    """Log of one rank in one session.
+    """One rank's log in one session.
 
     urls: locations of the datasets, in the order in which the loader reads them.
     """

@@ -58,7 +58,7 @@ def sightings(attempts: Sequence[Attempt], key: str) -> Iterator[Sighting]:
 
 
 def seen_before(attempts: Sequence[Attempt], end: Position) -> Counter[tuple[str, str]]:
-    """Count the deliveries of each (dataset, key) before a position, without those that later attempts replaced."""
+    """Count the deliveries of each (dataset, key) before a position, except deliveries that were replaced later."""
     found: Counter[tuple[str, str]] = Counter()
     for attempt in attempts:
         for rank in sorted(attempt.logs):

@@ -24,7 +24,7 @@ class Position(NamedTuple):
 
 
 class LoggedSample(NamedTuple):
-    """One slot of a batch that was handed out.
+    """One slot in a batch that was handed out.
 
     dataset: index of the dataset in the loader.
     visit: planned visit of the sample.
@@ -47,7 +47,7 @@ class LoggedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoggedBatch:
-    """One batch of one rank."""
+    """One batch that one rank handed out."""
 
     position: Position
     samples: tuple[LoggedSample, ...]

@@ -189,7 +189,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def options(self) -> PlanOptions:
-        """Options of the plan, such as the shuffle and the tail policy."""
+        """Plan options, such as the shuffle and the tail policy."""
         return self._selection.options
 
     @property
@@ -214,7 +214,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset of the loader, or the first of several datasets."""
+        """The loader's dataset, or its first dataset if it has several."""
         return self.datasets[0]
 
     # Remaining work.
@@ -264,7 +264,7 @@ class VideoLoader(UnsupportedProtocols):
         return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 
     def stats(self) -> LoaderStats:
-        """Return statistics of the batches handed out so far: times, bytes, substitutions and requests."""
+        """Return statistics on the batches handed out so far: times, bytes, substitutions and requests."""
         store, cache = store_stats(self._selection.mix.sources)
         depth, in_ring = self._pipeline.queue_depth, self._pipeline.num_in_ring
         return replace(self._meter.stats(), store=store, cache=cache, queue_depth=depth, ring_batches=in_ring)

@@ -44,7 +44,7 @@ _KEPT_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class DatasetConfig:
-    """Configuration of one dataset of a loader."""
+    """Configuration of one dataset in a loader."""
 
     url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
     num_repeats: float | str | Fraction = option(1, help="Deliveries per sample per epoch, such as 2, 0.5 or '3/2'.")
@@ -97,8 +97,8 @@ class DataArguments:
 class Subset:
     """Samples of a dataset that a loader uses: the samples of one split that pass a filter.
 
-    shards: bucket id → shards with such samples, in plan order.
-    counts: bucket id → number of such samples in each of those shards.
+    shards: bucket id → shards that contain these samples, in plan order.
+    counts: bucket id → number of these samples in each of the shards.
     draws: bucket id → draw sets that contain these shards.
     """
 
@@ -109,7 +109,7 @@ class Subset:
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """Return the ShardInfo of shard `number` of a bucket. Recent results are cached."""
+        """Return the ShardInfo for shard `number` of a bucket. Recent results are cached."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -137,7 +137,7 @@ class Subset:
 
 @dataclass(frozen=True, eq=False)
 class MixPart:
-    """One dataset of a loader. It does not reference the loader, so that threads do not keep the loader alive.
+    """One dataset in a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
     number: number of the part, unique in the loader.
     seed: seed for the random choices for its samples (SAMPLE-1). With several datasets, it is derived from the loader's
@@ -176,7 +176,7 @@ class MixPart:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size in bytes of the largest clip, or of the largest features of a sample."""
+        """Size in bytes of the largest clip, or of the largest features file that replaces a clip."""
         return self.subset.max_clip_bytes if self.sidecar is None else self.sidecar.max_member_bytes
 
 
@@ -194,7 +194,7 @@ class Mix:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size in bytes of the largest clip, or of the largest features of a sample."""
+        """Size in bytes of the largest clip, or of the largest features file that replaces a clip."""
         return max(part.max_clip_bytes for part in self.parts)
 
     @property
@@ -240,7 +240,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One slot of a batch: a stored sample, and the number of its visit (see RandomChoices).
+    """One slot in a batch: a stored sample, and the number of its visit (see RandomChoices).
 
     shard: index of the shard in `part.subset.shards[bucket_id]`.
     place: index of the sample among the samples of the shard that pass the part's filter.

@@ -47,12 +47,13 @@ class OutputOptions:
     )
     tokenizer: Tokenizer | None = option(
         None,
-        help="Function that converts a batch's texts (a list of str) to `batch.text_tokens`, int64 (B, L), and "
-        "`batch.text_mask`, bool (B, L). The loader calls it once per batch in the caller's thread, while "
+        help="Function that converts a batch's texts (a list of str) to `batch.text_tokens` (int64) and "
+        "`batch.text_mask` (bool), both with shape (B, L). The loader calls it once per batch in the "
+        "caller's thread, while "
         "workers decode.",
     )
     audio: AudioOptions | None = option(
-        None, help="Audio to deliver as `batch.audio`, float32 (B, channels, samples); see AudioOptions."
+        None, help="Audio to deliver as `batch.audio`, float32 with shape (B, channels, samples); see AudioOptions."
     )
     ledger: str | Path | None = option(
         None, help="Local folder, shared by all ranks and runs, for a log of every delivered sample."
@@ -69,7 +70,7 @@ class OutputOptions:
     )
     metrics_host: str = option("127.0.0.1", help="Address at which the endpoint listens.")
     metrics_folder: str | Path | None = option(
-        None, help="Local folder in which each rank writes a file of statistics, with one JSON line every 10 seconds."
+        None, help="Local folder in which each rank writes a statistics file, with one JSON line every 10 seconds."
     )
 
     def __post_init__(self) -> None:

@@ -75,7 +75,7 @@ def make_state(
 
 
 def _packed(positions: Mapping[str, int]) -> str:
-    """Return positions in the order of their bucket ids, as base64 of big-endian integers of the same width.
+    """Return the positions, in the order of their bucket ids, as base64-encoded big-endian integers of equal width.
 
     For 10,000 buckets, the text takes 40 kB; a JSON object of ids and numbers would take 200 kB. The text is not
     compressed, because ranks would need the same version of a compression library, and reading would need a size limit.
@@ -199,7 +199,7 @@ def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the values that determine a plan, by name, so that processes can compare them. The rank is not included.
+    """Return a mapping of the values that determine a plan, so that processes can compare them, without the rank.
 
     Causes come before their effects, so that a comparison names the causes first. Values are plain JSON.
     """

@@ -1,4 +1,4 @@
-"""Access to the stores of a loader's datasets: settings, this rank's share of requests, and the cache."""
+"""Access to the stores that hold a loader's datasets: settings, this rank's share of requests, and the cache."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Stores:
 
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
-    """Return (statistics of object stores, statistics of the cache) for this process.
+    """Return (object store statistics, cache statistics) for this process.
 
     The first is None if no object store is used, and the second is None if no cache is used.
     """

@@ -45,7 +45,7 @@ class LoaderArguments:
         return set_up(replace(self.data, versions=tuple(versions)), self.plan, self.delivery, stores)
 
     def check_follow(self) -> None:
-        """Raise ConfigError if following versions is requested, but not possible for these datasets."""
+        """Raise ConfigError if following versions is requested, but is not possible for these datasets."""
         if not self.plan.schedule.follow:
             return
         if self.data.features is not None:

@@ -1,4 +1,4 @@
-"""Costs of training steps, predicted from the tokens of a batch, and classes of buckets with approximately equal costs.
+"""Costs of training steps, predicted from the tokens in a batch, and classes of buckets with approximately equal costs.
 
 A batch of B samples of s tokens each takes
 
@@ -97,7 +97,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return bucket id → nanoseconds per step with the bucket's batch size, as input for `cost_classes`."""
+        """Map each bucket id to nanoseconds per step with the bucket's batch size, as input for `cost_classes`."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
     Raises ConfigError for other values.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
-        raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 10, such as 0.1 for 10 %")
+        raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 10, such as 0.1 for 10%")
     for name, cost in costs.items():
         require_integer(f"cost table costs[{name!r}]", cost, 1)
     # Exact arithmetic, so that rounding never puts a bucket into another class on another machine.

@@ -67,7 +67,7 @@ class DrawSet:
 def draw_sets(
     sets: Sequence[StoredSet], numbers: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Int64Array]
 ) -> dict[str, list[DrawSet]]:
-    """Return the draw sets of each bucket, by bucket id.
+    """Map each bucket id to the bucket's draw sets.
 
     numbers: bucket id → indices of the shards that the plan uses, among all shards of the bucket, in the plan's order.
     counts: bucket id → sample counts of the same shards.
@@ -105,7 +105,7 @@ class _Drawn:
 
 
 class DrawnStream(BucketStream):
-    """Stream of a bucket that has shards in draw sets. Its passes have unequal lengths."""
+    """Stream for a bucket that has shards in draw sets. Its passes have unequal lengths."""
 
     def __init__(
         self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int, sets: Sequence[DrawSet]

@@ -70,7 +70,7 @@ class EpochPlan:
         self._open(cursor or Cursor())
 
     def at(self, cursor: Cursor) -> EpochPlan:
-        """Return the same plan, starting at another cursor."""
+        """Return the same plan, starting at a different cursor."""
         other = object.__new__(EpochPlan)
         other.options = self.options
         other.num_ranks = self.num_ranks

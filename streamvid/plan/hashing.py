@@ -63,7 +63,7 @@ def hash64_array(*parts: int | IntArray) -> UInt64Array:
 
 
 def uniform(*parts: int) -> float:
-    """Return a float64 in [0, 1) from 53 bits of the hash of integers."""
+    """Return a float64 in [0, 1), computed from 53 bits of the integers' hash."""
     return (hash64(*parts) >> 11) * 2.0**-53
 
 
@@ -73,7 +73,7 @@ def uniform_array(*parts: int | IntArray) -> npt.NDArray[np.float64]:
 
 
 def hash_below(n: int, *parts: int) -> int:
-    """Return an integer in [0, n) from the hash of integers. The bias is at most n / 2**64."""
+    """Return an integer in [0, n), computed from the integers' hash. The bias is at most n / 2**64."""
     return (hash64(*parts) * n) >> 64
 
 

@@ -43,10 +43,10 @@ MAX_BLOCK_SAMPLES = 1 << 35
 
 @dataclass(frozen=True, eq=False)
 class PlanSource:
-    """One dataset of a plan.
+    """One dataset in a plan.
 
     num_samples: bucket id → number of samples per shard, in manifest order.
-    seed: seed of the dataset's streams.
+    seed: seed for the dataset's streams.
     num_repeats: mean number of times that an epoch delivers each sample.
     draws: bucket id → draw sets.
     """
@@ -57,7 +57,7 @@ class PlanSource:
     draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
 
     def stream(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions) -> BucketStream:
-        """Return the dataset's stream of one bucket.
+        """Return the dataset's stream for one bucket.
 
         shard_sizes: the bucket's counts in `num_samples`.
         """
@@ -124,7 +124,7 @@ class MixedStream:
         return any(isinstance(stream, DrawnStream) for stream in self._streams)
 
     def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Return (first pass, number of passes) of an epoch's block for each dataset, as two arrays."""
+        """Return (first pass, number of passes) in an epoch's block, as two arrays with one entry per dataset."""
         bounds = list(zip(self._streams, self._begins(epoch), self._begins(epoch + 1), strict=True))
         first = [stream.pass_of(start) for stream, start, _ in bounds]
         last = [stream.pass_of(max(end - 1, start)) for stream, start, end in bounds]

@@ -1,4 +1,4 @@
-"""Order of the steps of an epoch and of the batches of a cost class.
+"""Order of an epoch's steps, and of the batches in a cost class.
 
 A track is a sequence of steps. Its step i has the key
 
@@ -46,7 +46,7 @@ class Track:
 
 
 class EpochOrder:
-    """Order of the remaining steps of an epoch, computed on request in memory proportional to the number of tracks."""
+    """Order of the remaining steps in an epoch, computed on request in memory proportional to the number of tracks."""
 
     def __init__(self, tracks: Sequence[Track], kind: int, seed: int, epoch: int, is_shuffled: bool) -> None:
         self._draw = (kind, seed, epoch)

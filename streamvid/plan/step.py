@@ -28,7 +28,7 @@ FILLER_VISITS = 1 << 19  # a group of at most 2**10 steps, begun with another `a
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Samples of one step, for all ranks or, after `for_rank`, for one rank.
+    """Samples in one step, for all ranks or, after `for_rank`, for one rank.
 
     bucket_ids: bucket of each rank.
     bounds: int64, with shape (num_ranks + 1,); boundaries between the ranks' samples in the arrays below, which have
@@ -134,7 +134,7 @@ class Draft:
 
 
 def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks: range, locality: int) -> Draft:
-    """Draft the samples of `ranks` in steps of one bucket, counted from the span's position."""
+    """Draft the samples for `ranks` in steps of one bucket, counted from the span's position."""
     size = span.batch_size
     first, last = _stretches(ranks.start * size, ranks.stop * size, span.global_batch, locality)
     positions = span.position + steps[:, None] * span.global_batch + np.arange(first, last)
@@ -147,7 +147,7 @@ def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks
 
 
 def draft_final(final: FinalStep, stream: MixedStream, ranks: range, locality: int) -> Draft:
-    """Draft the samples of `ranks` in a final step."""
+    """Draft the samples for `ranks` in a final step."""
     bounds = np.array([final.bound(rank) for rank in range(ranks.start, ranks.stop + 1)], np.int64)
     first, last = _stretches(int(bounds[0]), int(bounds[-1]), final.num_samples, locality)
     positions = final.position + np.arange(first, last)[None]
@@ -157,7 +157,7 @@ def draft_final(final: FinalStep, stream: MixedStream, ranks: range, locality: i
 
 
 def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array, ranks: range) -> Draft:
-    """Draft the samples of `ranks` in consecutive steps of a lane with several buckets."""
+    """Draft the samples for `ranks` in consecutive steps of a lane with several buckets."""
     (numbers, units, extra), totals = lane.units(steps, ranks)
     sizes = np.array([span.batch_size for span in lane.spans])[numbers]
     starts = np.cumsum(sizes) - sizes
@@ -177,7 +177,7 @@ def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array
 
 
 def assign_steps(drafts: Sequence[Draft], locality: int) -> Iterator[Step]:
-    """Yield the steps of all drafts, one draft after the other."""
+    """Yield the steps from all drafts, one draft after the other."""
     draws = [draw for draft in drafts for draw in draft.draws]
     rows = iter(zip(draws, _resolve(draws), strict=True))
     for draft in drafts:

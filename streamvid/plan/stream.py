@@ -70,7 +70,7 @@ class BucketStream:
         return ordinals_of([(self, positions)])[0]
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return (shard indices, sample indices in the shards) of samples given by ordinal."""
+        """Return (shard indices, sample indices in the shards) for samples given by ordinal."""
         # With another dtype, numpy would copy the sums.
         shards = np.searchsorted(self._starts, ordinals.astype(self._starts.dtype), side="right") - 1
         return shards, ordinals - self._starts[shards]
@@ -164,7 +164,7 @@ class BucketStream:
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
     """Return the result of `ordinals` for each pair (stream, positions).
 
-    One call of this function is faster than one call of `ordinals` per stream, because it needs only one permutation.
+    One call to this function is faster than one call to `ordinals` per stream, because it needs only one permutation.
     """
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]

@@ -72,8 +72,8 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
     """Return one tensor per name, with shape (B, …), stacked from the tensors of B samples.
 
     The tensors of a `ragged` name may differ in their first dimension. They are padded with zeros to (B, L, …), and
-    `<name>_mask`, bool (B, L), is False for padding. Raises ConfigError, which names the tensor and its shapes, if
-    tensors cannot be combined.
+    `<name>_mask`, bool with shape (B, L), is False for padding. Raises ConfigError, which names the tensor and its
+    shapes, if tensors cannot be combined.
     """
     import torch
 
@@ -100,7 +100,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
 
 
 def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Return tensors stacked as (B, *shape). Shorter tensors are padded with zeros along the first dimension."""
+    """Return tensors stacked to shape (B, *shape). Shorter tensors are padded with zeros along the first dimension."""
     import numpy as np
     import torch
 

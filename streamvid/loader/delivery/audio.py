@@ -180,7 +180,7 @@ def _exact_rates(mix: Mix, bucket: Bucket) -> Iterator[tuple[MixPart, Fraction]]
 
 
 def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
-    """Return the frame rate of the first video of a bucket in plan order, or None if the rate is unknown.
+    """Return the frame rate of a bucket's first video in plan order, or None if the rate is unknown.
 
     The rate of each delivery is later compared with this rate.
     """
@@ -206,7 +206,7 @@ def _usual(fps: float) -> Fraction:
 
 
 def _fps_of_first(part: MixPart, bucket: Bucket) -> float | None:
-    """Return the frame rate of the first sample of a bucket that passes the part's filter."""
+    """Return the frame rate of a bucket's first sample that passes the part's filter."""
     chosen = part.subset.filter
     names = list(dict.fromkeys(["fps", *(chosen.columns if chosen else ())]))
     table = part.dataset.samples(part.subset.shard_info(bucket.id, 0), names)

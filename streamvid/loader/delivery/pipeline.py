@@ -95,7 +95,7 @@ class Pipeline:
     ) -> None:
         """Create a pipeline.
 
-        quarantine: records of an earlier pipeline of the same loader, to which this pipeline adds.
+        quarantine: records from an earlier pipeline of the same loader; this pipeline adds to them.
         """
         self._options, self._pid = options, os.getpid()
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
@@ -163,7 +163,7 @@ class Pipeline:
     def start(self, run: int, requests: Iterator[BatchRequest]) -> None:
         """Begin a run over `requests`.
 
-        run: number that the preceding call of `stop` returned.
+        run: number that the preceding call to `stop` returned.
         If another thread has called `stop` since then, `next_batch` raises LoaderError.
         """
         self._check(run)
@@ -408,7 +408,7 @@ class Pipeline:
     def _deliveries(
         self, request: BatchRequest
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
-        """Return (deliveries of a batch, substitutions of removed samples by slot index, error).
+        """Return (a batch's deliveries, mapping from slot index to the substitution of a removed sample, error).
 
         The error is None unless a sample fails. In that case, only the deliveries before the sample are returned.
         """

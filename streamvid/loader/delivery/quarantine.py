@@ -44,7 +44,7 @@ class Substitution:
     is_removed: bool = False
 
     def to_json(self) -> str:
-        """Return one line of the quarantine file."""
+        """Return the record as one line for the quarantine file."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of plan steps to the batches of one rank."""
+"""Conversion of plan steps to one rank's batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Request for one batch of this rank in an epoch. `position` records the loader's position in the run.
+    """Request for one of this rank's batches in an epoch. `position` records the loader's position in the run.
 
     loss_weight: the batch's share of the samples in its optimizer step, times the number of batches in that step.
     """
@@ -109,8 +109,8 @@ class Selection:
 
         end_epoch: epoch before which to stop; None for an endless run.
 
-        A request's position is (plan of the request's epoch, number of steps of that plan done after the request).
-        Steps in which the rank has no batch yield no request.
+        A request's position is (plan of the request's epoch, number of that plan's steps done after the request). Steps
+        in which the rank has no batch yield no request.
         """
         while True:
             number = 0
@@ -144,7 +144,7 @@ class Selection:
             yield group
 
     def samples(self, step: Step) -> tuple[SampleRequest, ...]:
-        """Return the samples of one rank's part of a step."""
+        """Return the samples in one rank's part of a step."""
         slots = zip(
             step.sources.tolist(),
             step.shards.tolist(),

@@ -63,7 +63,7 @@ Stats = Callable[[], LoaderStats]
 class MetricsAddress:
     """Address of an endpoint.
 
-    is_required: False if the address comes from an environment variable, which several programs may share.
+    is_required: False if the address comes from an environment variable, because several programs may share it.
     """
 
     host: str
@@ -96,7 +96,7 @@ def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = N
 
 
 class LoaderMetrics:
-    """Collector of one loader's statistics as metrics with the labels rank, split and loader (the loader's number)."""
+    """Collector of one loader's statistics. Metrics have the labels rank, split and loader (the loader's number)."""
 
     def __init__(self, stats: Stats, rank: int, split: str) -> None:
         self._stats = weakref.WeakMethod(stats)  # a bound method

@@ -1,4 +1,4 @@
-"""Reports of a running loader, behind one interface for `loader.py`."""
+"""Reports on a running loader, behind one interface for `loader.py`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class StallWatch:
         return seconds - self._before.seconds >= _LOOK_SECONDS
 
     def look(self, stats: LoaderStats) -> None:
-        """Compare the loader's statistics with the last call's. Log a warning if the caller waited too long."""
+        """Compare the current statistics with the previous call's, and log a warning if the caller waited too long."""
         before, self._before = self._before, stats
         if before is None:
             return

@@ -1,4 +1,4 @@
-"""Audio of a delivery: its options, its samples on the clip's timeline, and the bytes to read for the samples.
+"""Audio in a delivery: its options, its samples on the clip's timeline, and the bytes to read for the samples.
 
 Output sample k has the time k / sample_rate on the clip's presentation timeline, to which the frames' timestamps also
 refer. The audio of a window begins with the sample nearest to the presentation time of the first delivered frame.
@@ -56,8 +56,8 @@ class AudioOptions:
     )
     fps: Fraction | None = option(
         None,
-        help="Frame rate from which the number of samples is computed, for datasets whose clips keep their own frame "
-        "rates.",
+        help="Frame rate from which the number of samples is computed, for datasets whose clips keep their "
+        "original frame rates.",
         shown_default="the rate at which the dataset is read, otherwise the rate of each bucket's first clip",
         above=0.0,
     )
@@ -85,7 +85,7 @@ class AudioOptions:
 
     @property
     def form(self) -> AudioForm:
-        """Form of the delivered audio. Options that are not set take the preset's values."""
+        """Format of the delivered audio. Options that are not set take the preset's values."""
         preset = None if self.preset is None else AUDIO_PRESETS[self.preset]
         rate = self.sample_rate or (preset.sample_rate if preset else 0)
         channels = self.num_channels or (preset.num_channels if preset else 2)
@@ -94,7 +94,7 @@ class AudioOptions:
 
 @dataclass(frozen=True, slots=True)
 class AudioForm:
-    """Sample rate, number of channels, and rule for the number of samples of the delivered audio."""
+    """Format of the delivered audio: sample rate, number of channels, and rule for the number of samples."""
 
     sample_rate: int
     num_channels: int
@@ -103,7 +103,7 @@ class AudioForm:
 
 @dataclass(frozen=True, slots=True)
 class AudioShape:
-    """Audio of a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second.
+    """Audio for a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second.
 
     stretch: True to stretch the audio of frames that are delivered at another speed.
     """
@@ -173,7 +173,7 @@ def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AudioPlan:
-    """Audio of all deliveries of a loader.
+    """Audio for all of a loader's deliveries.
 
     shapes: bucket id → shape, for all buckets with pictures.
     """
@@ -232,7 +232,7 @@ def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: Au
 
 
 def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: AudioShape) -> ClipPart:
-    """Return the part with the packets of its audio. Overlapping byte ranges are joined, and no byte is read twice."""
+    """Return the part with the packets for its audio. Overlapping byte ranges are joined, and no byte is read twice."""
     assert part.window is not None and part.numbers is not None and video.time_base is not None
     seconds = int(video.frame_times[part.numbers[0]]) * video.time_base
     number = first_sample_at(seconds, shape.sample_rate)

@@ -62,8 +62,8 @@ class ClipPart:
     - numbers: indices of these frames in the clip; None if they depend on timestamps that are only in the container.
     - first_byte: start of the first byte range to read, relative to the start of the clip.
     - num_bytes: number of bytes to read.
-    - checks: (start, end, checksum) of each piece of these bytes, as offsets within these bytes. A checksum is a prefix
-      of a SHA-256 digest.
+    - checks: (start, end, checksum) of each piece of these bytes, with start and end as offsets within them. A checksum
+      is a prefix of a SHA-256 digest.
     - window, stream: packets of the range, and the description that their decoder needs; None for a whole clip, which
       is decoded through its container, and for audio without pictures.
     - audio: audio to deliver; None if the clip has none, or if audio is not delivered.
@@ -88,12 +88,12 @@ class ClipPart:
 
     @property
     def video_table_bytes(self) -> int:
-        """Size in bytes of the table of the video's packets."""
+        """Size in bytes of the video's packet table."""
         return 0 if self.window is None else self.window.packets.nbytes
 
     @property
     def table_bytes(self) -> int:
-        """Size in bytes of the packet tables of video and audio, which precede the bytes of the clip in memory."""
+        """Size in bytes of the packet tables for video and audio, which precede the clip's bytes in memory."""
         return self.video_table_bytes + (0 if self.audio is None else self.audio.table_bytes)
 
     @property

@@ -43,7 +43,7 @@ class PacketsPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """Location and checksum of one file of a sample in its tar: a clip, a conditioning input, or features."""
+    """Location in the tar and checksum of one of a sample's files: a clip, a conditioning input, or features."""
 
     offset: int
     num_bytes: int

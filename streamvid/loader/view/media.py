@@ -31,7 +31,7 @@ ABSENT_COLORS = ("bt709", "full", "left")
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """Conditioning input of a loader.
+    """Conditioning input that a loader delivers.
 
     num_items: maximum number of items per sample; 1 for an input that is not a list.
     """
@@ -46,7 +46,7 @@ class Medium:
 
     @property
     def column(self) -> str:
-        """Column of the samples index that lists the files of this input."""
+        """Column in the samples index that lists this input's files."""
         return MEDIA_PREFIX + self.name
 
     def num_pictures(self, bucket: Bucket) -> int:
@@ -210,7 +210,7 @@ class PictureRoom:
         return replace(self.picture, pixels="mask") if medium.is_mask else self.picture
 
     def place(self, medium: Medium, index: int, item: int) -> int:
-        """Return the byte offset of one item of a sample's conditioning input."""
+        """Return the byte offset of one item in a sample's conditioning input."""
         if medium.is_audio:
             return self.audio_place(index, 1 + self._audio_media.index(medium))
         size = medium.num_pictures(self.bucket) * self.picture_of(medium).num_bytes

@@ -1,4 +1,4 @@
-"""Model rule of a loader, and validation of datasets and views against it."""
+"""Model rule for a loader, and validation of datasets and views against it."""
 
 from __future__ import annotations
 

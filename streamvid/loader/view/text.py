@@ -1,4 +1,4 @@
-"""Text of a delivery: one of the sample's captions, formatted by a template, or an empty string (SAMPLE-1).
+"""Text for a delivery: one of the sample's captions, formatted by a template, or an empty string (SAMPLE-1).
 
 A template is a string with placeholders for column values. No part of a template is ever executed (SAFE-1).
 
@@ -95,7 +95,7 @@ class TemplatePart:
         return "".join(texts)
 
     def fields(self) -> Iterator[TemplateField]:
-        """Yield all fields, including those of nested parts."""
+        """Yield all fields, including the fields of nested parts."""
         for node in self.nodes:
             if isinstance(node, TemplateField):
                 yield node
@@ -167,7 +167,7 @@ class TextRule:
         return tuple(dict.fromkeys([*names, _CAPTIONS] if _TEXT in dict(self.columns) else names))
 
     def text(self, row: IndexRow, fps: float, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
-        """Return the text of a delivery. Raises IntegrityError if the index contains invalid captions.
+        """Return the text for a delivery. Raises IntegrityError if the index contains invalid captions.
 
         fps: rate of the delivered frames; 0.0 if unknown.
         dropout: choices that decide whether the text is dropped; by default, `choices`. Precomputed features fix the

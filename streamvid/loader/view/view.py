@@ -189,7 +189,7 @@ class View:
 
 
 def view_of(options: ViewOptions, rate: FrameRate, row: IndexRow, count: int, choices: RandomChoices) -> View:
-    """Return the frames and the crop of a delivery of `count` frames.
+    """Return the frames and the crop for a delivery of `count` frames.
 
     Raises ConfigError if the clip has too few frames or, with temporal="full", too many.
     """

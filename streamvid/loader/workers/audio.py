@@ -1,4 +1,4 @@
-"""Decoding of a clip's audio in a decode worker, after its pictures."""
+"""Audio decoding in a decode worker, after a clip's pictures are decoded."""
 
 from __future__ import annotations
 

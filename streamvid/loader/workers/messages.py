@@ -54,7 +54,7 @@ class ClipBlock(NamedTuple):
 
 
 class AudioTask(NamedTuple):
-    """Audio of a clip to decode into the frame ring, as float32 (num_channels, num_samples) at `out_offset`.
+    """Audio to decode into the frame ring at `out_offset`, as float32 with shape (num_channels, num_samples).
 
     - stream: AudioStreamInfo as JSON; "" to decode the audio through the clip's container; None for silence.
     - table: shape of the audio's packet table, which follows the packet table of the video.
@@ -105,7 +105,7 @@ class DecodeTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
-        """Build a task from the parsed JSON of `to_json`, without the first element, which is the kind."""
+        """Build a task from the parsed JSON of `to_json`, minus its first element (the kind)."""
         from streamvid.buckets.pick import Pick  # a worker imports these with its first task
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
@@ -170,7 +170,7 @@ class ReadTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> ReadTask:
-        """Build a task from the parsed JSON of `to_json`, without the first element, which is the kind."""
+        """Build a task from the parsed JSON of `to_json`, minus its first element (the kind)."""
         from streamvid.buckets.pick import Pick
 
         task_id, generation, tables, slots = value
@@ -217,10 +217,10 @@ class Answer(NamedTuple):
     """Message from a worker about a task: `text` describes a problem, and `seconds` is the duration of the work.
 
     color: colors of yuv420p pictures.
-    results: one result per clip of a ReadTask; empty if the run is over.
+    results: one result per clip in a ReadTask; empty if the run is over.
     begun: id of the DecodeTask that the worker starts next, if it has already received one. Reporting the id here saves
         a message.
-    audio: result of the AudioTask of a DecodeTask.
+    audio: result of a DecodeTask's AudioTask.
     start: time from a clip's first frame to the first delivered frame, as a fraction (numerator, denominator), if the
         clip was decoded through its container.
     """

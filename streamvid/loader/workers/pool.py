@@ -166,7 +166,7 @@ class DecodePool:
         return error
 
     def close(self) -> None:
-        """End all workers and wait for them. A call of `serve` that is waiting ends too. Idempotent."""
+        """End all workers and wait for them. A waiting call to `serve` also ends. Idempotent."""
         self._closed = True
         for end in self._sockets:
             with contextlib.suppress(OSError):

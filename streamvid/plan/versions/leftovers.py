@@ -35,7 +35,7 @@ _SCANNED_SAMPLES = 1 << 12
 
 @dataclass(frozen=True, eq=False)
 class _Rest:
-    """Samples of one bucket, in the order of its stream. Arrays have one entry per sample."""
+    """Samples from one bucket, in the order of its stream. Arrays have one entry per sample."""
 
     bucket_id: str
     positions: Int64Array
@@ -50,7 +50,7 @@ class _Rest:
 
 @dataclass(frozen=True, eq=False)
 class _LeftoverStep:
-    """One step: samples [first, first + count) of a bucket.
+    """One step: samples [first, first + count) from a bucket.
 
     Sample numbers past the bucket's last sample wrap around to the first samples, which are repeats.
 
@@ -63,7 +63,7 @@ class _LeftoverStep:
     visits_from: int = TAIL
 
     def step(self, ranks: range, num_ranks: int, epoch: int, first_source: int) -> Step:
-        """Return the step's samples for some ranks."""
+        """Return the step's samples for the given ranks."""
         share = self.count // num_ranks
         numbers = self.first + np.arange(ranks.start * share, ranks.stop * share)
         wraps, places = numbers // len(self.rest) + (self.visits_from != TAIL), numbers % len(self.rest)
@@ -83,7 +83,7 @@ class _LeftoverStep:
 class Leftovers:
     """Steps, for all ranks, that deliver the few samples carried over from the previous epoch.
 
-    plan: plan of the previous epoch, in the previous version.
+    plan: plan for the previous epoch, in the previous version.
     carried: bucket id → position of the first carried sample in that version.
     phase: number of steps done in an incomplete group of `accumulate` steps. Repeats complete the last group.
     is_kept: function that returns which samples the new version still contains.
@@ -108,7 +108,7 @@ class Leftovers:
         self._steps = [*real, *self._fillers(len(real), phase)]
 
     def _rest(self, bucket_id: str, start: int, end: int) -> _Rest:
-        """Return the samples in a range of positions, without those that the new version no longer contains."""
+        """Return the samples in a range of positions, except samples that the new version no longer contains."""
         stream, positions = self._plan.stream(bucket_id), np.arange(start, end, dtype=np.int64)
         ((ordinals, visits, _),) = resolve([(stream, positions)])
         sources, shards, indices = stream.locate(ordinals)
@@ -134,7 +134,7 @@ class Leftovers:
         return [_LeftoverStep(rest, 0, ranks, FILL_GROUP + number * FILLER_VISITS) for number in range(first, size)]
 
     def _any_kept(self) -> _Rest | None:
-        """Return a few samples of the epoch that the new version still contains."""
+        """Return a few samples from the epoch that the new version still contains."""
         for name in self._plan.batch_sizes:
             start, end = self._plan.start_of(name), self._plan.end_of(name)
             for first in range(start, end, _SCANNED_SAMPLES):
@@ -157,9 +157,9 @@ class Leftovers:
         return self._steps[number].step(ranks, num_ranks, self.epoch, first_source)
 
     def carried_after(self, num_steps: int) -> Mapping[str, int]:
-        """Return the positions of the samples that are still carried over after `num_steps` steps, by bucket id.
+        """Map each bucket id to the position of the first sample that is still carried over after `num_steps` steps.
 
-        The result is empty after the last step.
+        The mapping is empty after the last step.
         """
         if num_steps >= len(self):
             return {}
