@@ -194,7 +194,7 @@ def _check_size(tree: Any, source: str) -> None:
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:
             raise ConfigError(
-                f"{source} contains more than {MAX_VALUES} values or more than {MAX_DEPTH} nested levels; remove some"
+                f"{source} contains more than {MAX_VALUES} values or more than {MAX_DEPTH} nested levels; simplify it"
             )
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         pending.extend((child, depth + 1) for child in children)

@@ -51,7 +51,7 @@ class StoreRun:
 class BucketRun:
     """Figures for one bucket in a LoaderRun.
 
-    decode_seconds: wall time of decoding, summed over decoders.
+    decode_seconds: wall time spent decoding, summed over decoders.
     """
 
     bucket_id: str
@@ -65,7 +65,7 @@ class LoaderRun:
 
     first_batch_seconds: time from the creation of the loader, with its dataset open, to the first batch.
         The other figures cover the time after the warm-up.
-    fetch_seconds: wall time of reading, summed over threads.
+    fetch_seconds: wall time spent reading, summed over threads.
     room: number of samples of the measured mean size that fit into prefetch_bytes at a time.
     worker_cpu_seconds: CPU time of the workers; None if unknown.
     main_cpu_seconds: CPU time of this process; None if unknown.
@@ -276,7 +276,7 @@ def need_of(
     num_cores: int,
     margin: float = MARGIN,
 ) -> Need:
-    """Return the resources needed for a step time. Decoding costs are taken from the run with the most workers.
+    """Return the resources needed to reach a step time. Decoding costs are taken from the run with the most workers.
 
     Only runs with at least one core per worker are considered.
 

@@ -59,7 +59,7 @@ class FactsFile:
 
     columns: name in FACT_COLUMNS → column name in the file.
     source_column: column that contains paths, if any.
-    caption_column: column with a usual name for captions, if any.
+    caption_column: column with one of the usual caption names, if any.
     names: all columns.
     """
 

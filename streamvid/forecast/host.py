@@ -76,7 +76,7 @@ class EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Estimates for one epoch, based on a table of host costs.
+    """Estimates for one epoch, based on HostCosts.
 
     work: work of the busiest rank, assuming an object store.
     read_share: bytes read per byte of stored clips.

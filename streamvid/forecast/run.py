@@ -73,7 +73,7 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """Facts about a sealed dataset.
+    """Facts about the sealed dataset of a forecast.
 
     num_shards: bucket id → number of shards that the run uses.
     """
@@ -109,11 +109,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFacts:
-    """Facts about metadata.
+    """Facts about the metadata of a forecast.
 
     columns: name of a fact → name of the column that contains it.
     num_groups: number of groups of rows with equal bucket choices.
-    left_out: rows that are not assigned to a bucket, by kind of reason, most frequent first.
+    left_out: rows that are not assigned to a bucket, grouped by kind of reason, most frequent first.
     """
 
     columns: Mapping[str, str]

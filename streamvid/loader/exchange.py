@@ -123,7 +123,7 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
-        f"each rank (of {num_ranks}) must have {size}, but {', '.join(named)}{more}. Pass world=World(rank, "
+        f"each of the {num_ranks} ranks must have {size}, but {', '.join(named)}{more}. Pass world=World(rank, "
         "num_ranks) in each process; processes that share a batch need the same rank and groups.shared_group"
     )
 

@@ -29,8 +29,8 @@ class OutputOptions:
     layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is uint8 RGB.")
     pixels: Pixels | None = option(
         None,
-        help="Pixel format of batches in memory. `yuv420p` takes half as much memory as `rgb24`, and is converted "
-        "exactly to RGB on the device.",
+        help="Pixel format of batches in memory. `yuv420p` takes half as much memory as `rgb24`, and is "
+        "converted to RGB exactly, on the device.",
         shown_default="yuv420p with a CUDA device and even bucket sizes, otherwise rgb24",
     )
     accuracy: Accuracy | None = option(

@@ -421,7 +421,7 @@ def loader_memory(
     media: Sequence[Medium] = (),
     audio: AudioPlan | None = None,
 ) -> LoaderMemory:
-    """Return the sizes of a loader's memory.
+    """Return the sizes of a loader's shared memory areas.
 
     pixels: format in the ring; None if the ring contains stored clips.
     """

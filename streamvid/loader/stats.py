@@ -81,7 +81,7 @@ class LoaderStats:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Part that limits the loader, with reasons and remedies, or None for fewer than 10 batches.
+        """Verdict on what limits the loader, with reasons and remedies; None for fewer than 10 batches.
 
         `loader.stats().since(earlier).verdict` is the verdict on the time since `earlier`.
         """

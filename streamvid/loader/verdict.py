@@ -39,7 +39,7 @@ assert set(LIMITS) == set(get_args(Limit))
 class Setting:
     """Run conditions that affect the advice.
 
-    clips: storage form of the clips, copy or native.
+    clips: storage form of the clips, "copy" or "native".
     """
 
     num_cores: int

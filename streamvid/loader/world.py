@@ -26,7 +26,7 @@ _LAUNCHERS = (
 def detect_world(environ: Mapping[str, str] | None = None) -> World:
     """Return the data-parallel position of this process. Without a launcher, this process is the only rank.
 
-    Raises ConfigError if a launcher's variables are not a valid rank and number of ranks.
+    Raises ConfigError if a launcher's variables do not contain a valid rank and number of ranks.
     """
     if environ is None:
         if is_initialised():

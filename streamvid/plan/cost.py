@@ -191,7 +191,7 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
 
 
 def _columns(tokens: int, batch_size: int) -> tuple[int, int, int]:
-    """Return the factors of the three coefficients in the cost formula."""
+    """Return the factors by which the cost formula multiplies its three coefficients."""
     return 1, batch_size * tokens, batch_size * tokens * tokens
 
 

@@ -43,7 +43,7 @@ _STEP_ORDER = 3  # keeps this use of the seed apart from others
 class EpochPlan:
     """Plan for all ranks, from a cursor to the end of the cursor's epoch.
 
-    sources: the datasets; for a single dataset, bucket id → number of samples per shard, in manifest order.
+    sources: the datasets or, for a single dataset, bucket id → number of samples per shard, in manifest order.
     batch_sizes: bucket id → number of samples per rank per step, for exactly the buckets of the datasets.
     costs: bucket id → predicted cost of a batch in any unit; required by sync="cost" and order="largest-first".
     Raises ConfigError for invalid arguments and StateError if the cursor belongs to another dataset.

@@ -248,7 +248,10 @@ def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: 
             {"view": {"temporal": "uniform"}},
             "temporal='uniform' changes the speed .*only at their original speed; use [^=]*=",
         ),
-        ({"view": {"temporal": "uniform"}, "output": {"audio": {"sample_rate": RATE, "stretch": True}}}, "original speed"),
+        (
+            {"view": {"temporal": "uniform"}, "output": {"audio": {"sample_rate": RATE, "stretch": True}}},
+            "original speed",
+        ),
         ({"view": {"temporal": "uniform"}, "output": {"decode": False}}, "original speed"),
         ({"view": {"max_interval": 2}, "output": {"audio": {"sample_rate": RATE, "stretch": True}}}, "max_interval=2"),
         ({"output": {"audio": {"sample_rate": RATE, "fps": 50}}}, "output.audio.fps=50: must be 25, .*; leave"),

@@ -80,7 +80,7 @@ class StoredClip:
 class MediaPictures:
     """Pictures of a conditioning input, with one row per item.
 
-    value: pictures as a tensor (B x N, T, H, W, C) viewed in `layout`, or as yuv420p planes.
+    value: pictures as a tensor with shape (B x N, T, H, W, C), viewed in `layout`, or as yuv420p planes.
     """
 
     medium: Medium

@@ -33,7 +33,7 @@ class Overdue:
 
 
 class Wait:
-    """One wait of the caller, with a start time that is reset if this process was suspended."""
+    """One wait by the caller, with a start time that is reset if this process was suspended."""
 
     def __init__(self) -> None:
         self.since = self._looked = time.monotonic()

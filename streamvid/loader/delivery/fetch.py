@@ -85,7 +85,7 @@ def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
 
 
 class FetchThreads:
-    """Pool of up to `num_threads` daemon threads, started on demand, that run jobs in the order of submission.
+    """Pool of up to `num_threads` daemon threads, started on demand, that run jobs in submission order.
 
     on_error: function that is called in the thread with any exception that a job raises.
     """

@@ -33,7 +33,7 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class EarlierVersion:
-    """Selection from the previous version of the datasets. An epoch first delivers the samples carried over from it.
+    """Selection from the previous version of the datasets. Samples carried over from that version are delivered first.
 
     is_kept: function that returns which samples of the previous version the current version still contains.
     """

@@ -19,10 +19,9 @@ from streamvid.plan import PLAN_VERSION
 
 
 def open_ledger(folder: str | Path | None, selection: Selection) -> LedgerWriter | None:
-    """Return the writer for a loader's ledger, or None if the loader has no ledger. Nothing is written before the first
-    loop.
+    """Return the writer for a loader's ledger, or None if the loader has no ledger.
 
-    Raises ConfigError if the folder is inside a dataset.
+    Nothing is written before the first loop. Raises ConfigError if the folder is inside a dataset.
     """
     if folder is None:
         return None

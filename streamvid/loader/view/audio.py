@@ -105,7 +105,7 @@ class AudioForm:
 class AudioShape:
     """Audio for a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second.
 
-    stretch: True to stretch the audio of frames that are delivered at another speed.
+    stretch: True to stretch the audio of frames that are delivered at a different speed.
     """
 
     sample_rate: int

@@ -98,7 +98,7 @@ class ClipPart:
 
     @property
     def block_bytes(self) -> int:
-        """Size in bytes of the memory for the packet tables and the bytes of the clip."""
+        """Size in bytes of the memory for the packet tables and the clip's bytes."""
         return self.table_bytes + self.num_bytes
 
     @property
@@ -113,7 +113,7 @@ class ClipPart:
 def clip_part(
     clip: SampleFile, packets: ClipIndex | None, pick: Pick, *, room: int | None = None, max_pieces: int | None = None
 ) -> ClipPart:
-    """Return the part of a clip to read for the frames of `pick`: the whole clip if no smaller part is possible.
+    """Return the part of a clip to read for the frames of `pick`, or the whole clip if no smaller part is possible.
 
     packets: the clip's packet index, if it has one.
     room: size of the memory for a smaller part in bytes; by default, the clip's size plus TABLE_BYTES.
@@ -149,7 +149,7 @@ def fits(part: ClipPart, clip: SampleFile, room: int | None, max_pieces: int | N
 def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> ClipPart:
     """Return the part that covers the whole clip.
 
-    numbers: indices of the frames to deliver, or None.
+    numbers: indices of the frames to deliver; None if they depend on timestamps that are only in the container.
     """
     return ClipPart(pick, numbers, 0, clip.num_bytes, ((0, clip.num_bytes, clip.sha256),))
 
@@ -175,7 +175,7 @@ def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Range
 
 
 def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> str | None:
-    """Return the problem with the bytes of a part, or None if every piece matches its checksum."""
+    """Return the problem with a part's bytes, or None if every piece matches its checksum."""
     for start, end, checksum in checks:
         if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
             # The checksum makes two reads comparable: equal messages mean equal bytes.

@@ -49,7 +49,7 @@ Node: TypeAlias = "str | TemplateField | TemplatePart"
 class TemplateField:
     """Placeholder for a column's value.
 
-    format: format of numbers; "" for Python's default.
+    format: number format; "" for Python's default.
     """
 
     name: str

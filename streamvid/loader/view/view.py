@@ -90,7 +90,7 @@ class ViewOptions:
         return self.temporal == "random" and self.max_interval == 1 and self.spatial in _WHOLE
 
     def check(self, clips: str, buckets: list[Bucket], where: str) -> None:
-        """Raise ConfigError if a dataset's clips (Manifest.clips) or one of its buckets do not allow this view."""
+        """Raise ConfigError if a dataset's clips (Manifest.clips) or one of its buckets does not allow this view."""
         if clips == "audio" and self.spatial != "resize_crop":
             raise ConfigError(
                 f"view.spatial={self.spatial!r}: {where} contains audio files, which have no pictures; leave "

@@ -25,7 +25,7 @@ def align(num_bytes: int) -> int:
 
 
 class Block:
-    """Block of an arena. It is released once, on request or when this object is freed."""
+    """Block of memory in an arena. It is released once, on request or when this object is freed."""
 
     def __init__(self, arena: Arena, offset: int) -> None:
         self.offset = offset  # no view of the memory: an interrupted destructor would keep it forever

@@ -142,7 +142,7 @@ class TarFile(NamedTuple):
 class ReadSlot(NamedTuple):
     """One clip to read: its location, the wanted frames, and the destination of its bytes.
 
-    table: index of the shard's packet table in the task; -1 for none.
+    table: index of the shard's packet table in the task; -1 if the shard has no packet table.
     row: the clip's row in the packet table.
     out_offset: offset of the destination in the ring, in bytes.
     room: size of the destination in bytes.
