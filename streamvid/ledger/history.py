@@ -73,7 +73,7 @@ class Attempt:
         return sum(loop.num_batches for logs in self.logs.values() for log in logs for loop in log.loops)
 
     def stretches(self, rank: int) -> list[Stretch]:
-        """Return the deliveries of a rank that count, in order."""
+        """Return a rank's counted deliveries, in order."""
         logs = self.logs.get(rank, ())
         if self.until == END:
             logs = logs[-1:]

@@ -172,7 +172,7 @@ def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) 
             "use the state as an approximate position with load_state_dict(state, force=True)"
         )
     if differing:
-        _log.warning("using a state that does not belong to this loader as an approximate position: %s", differing)
+        _log.warning("the state does not belong to this loader and is used as an approximate position: %s", differing)
     return not differing
 
 

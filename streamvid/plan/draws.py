@@ -54,8 +54,8 @@ class DrawSet:
     def __post_init__(self) -> None:
         if not 0 <= self.member < len(self.weights) or min(self.weights) < 0 or not 0 < sum(self.weights) <= UNIT:
             raise ConfigError(
-                f"draw set with weights {self.weights}, member {self.member}: weights must be at least 0 with a sum "
-                f"from 1 to {UNIT}, and member must be an index of weights"
+                f"draw set with weights {self.weights}, member {self.member}: weights must be at least 0, their "
+                f"sum must be from 1 to {UNIT}, and member must be an index of weights"
             )
 
     @property

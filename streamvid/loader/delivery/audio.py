@@ -118,7 +118,7 @@ def _check_columns(dataset: Dataset) -> None:
 
 
 def _check_ticks(mix: Mix, given: Fraction | None) -> None:
-    """Raise ConfigError if a frame rate is set that would only apply to the ticks of audio files."""
+    """Raise ConfigError if a frame rate is set that would apply only to the ticks of audio files."""
     if given in (None, TICKS_PER_SECOND) or not all(bucket.is_audio for bucket in mix.buckets.values()):
         return
     raise ConfigError(

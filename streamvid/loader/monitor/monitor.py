@@ -22,7 +22,7 @@ from streamvid.plan import Cursor
 class Monitor:
     """Ledger, metrics and stall warnings of one loader. It holds no strong reference to the loader.
 
-    resources: the loader's decoders and threads, for verdicts.
+    resources: the loader's decoders and threads, used for verdicts.
 
     Raises ConfigError for invalid options. Methods raise StorageError if a file cannot be written.
     """
