@@ -53,7 +53,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
     """Build the frozen dataclass `cls` from a YAML file and dotted overrides.
 
     path: YAML file of at most 1 MiB; None to start from the defaults.
-    overrides: strings `a.b=c`, where c is YAML, or pairs of a name `a.b` and its value. Later overrides win.
+    overrides: strings of the form `a.b=c`, where c is YAML, or pairs such as ("a.b", value). Later overrides win.
     Raises one ConfigError that lists every unknown key (with the nearest known key), wrong type and invalid value.
     """
     source = "overrides" if path is None else str(path)
@@ -131,7 +131,7 @@ def _loader() -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text. Raises ConfigError, which begins with `where`, if the text is invalid."""
+    """Parse YAML text. Raises a ConfigError whose message begins with `where` if the text is invalid."""
     import yaml
 
     try:
@@ -178,7 +178,7 @@ def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) ->
             section = ".".join(parts[: depth + 1])
             raise ConfigError(
                 f"override {override!r}: {section} is {child!r}, not a section of fields; override {section} itself, "
-                "or change it to a section"
+                "or make it a section in the file"
             )
         # The branch is copied, because a YAML alias may share it with other parts of the tree.
         node[part] = {} if child is None else dict(child)
@@ -194,7 +194,7 @@ def _check_size(tree: Any, source: str) -> None:
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:
             raise ConfigError(
-                f"{source} contains more than {MAX_VALUES} values or more than {MAX_DEPTH} nested levels; shorten it"
+                f"{source} contains more than {MAX_VALUES} values or more than {MAX_DEPTH} nested levels; simplify it"
             )
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         pending.extend((child, depth + 1) for child in children)
@@ -310,7 +310,7 @@ class OptionInfo:
 
 
 def option(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING, **info: Any) -> Any:
-    """Declare a field of an option dataclass. `info` contains the fields of its OptionInfo."""
+    """Declare a field of an option dataclass. The keyword arguments `info` are fields of OptionInfo."""
     metadata = {"option": OptionInfo(**info)}
     return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
 
@@ -323,13 +323,13 @@ def option_info(field: dataclasses.Field[Any]) -> OptionInfo | None:
 
 @functools.cache
 def option_types(cls: type) -> Mapping[str, tuple[Any, ...]]:
-    """Return the allowed types by field name: the members of a union, or the single type."""
+    """Map each field name to the types that the field allows: the members of its union, or its single type."""
     hints = typing.get_type_hints(cls)
     return {field.name: _members(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
 def nested_options(members: Sequence[Any]) -> type | None:
-    """Return the option dataclass among the types of a field, or None if the types contain no option dataclass."""
+    """Return the option dataclass among a field's types, or None if no type is an option dataclass."""
     for kind in members:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             return kind if any(option_info(field) for field in dataclasses.fields(kind)) else None
@@ -353,7 +353,7 @@ def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tu
 def options_of(cls: type[T], value: Any, name: str) -> T:
     """Build options from a mapping of fields, or from None for the defaults. Return an instance of `cls` unchanged.
 
-    name: name of the value in errors, which refer to fields of a mapping as `name.field`.
+    name: name to use for the value in error messages, where its fields appear as `name.field`.
     """
     if isinstance(value, cls):
         return value
@@ -375,7 +375,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    Raises ConfigError, which begins with `name`, if the value is not an object or lacks a required field.
+    Raises a ConfigError whose message begins with `name` if the value is not an object or lacks a required field.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: must be an object with the fields of {cls.__name__}")

@@ -1,4 +1,4 @@
-"""Recognition and removal of credentials in locations, and in messages that quote locations (SAFE-1).
+"""Removal of credentials from paths and URLs, and from messages that quote them (SAFE-1).
 
 A mistyped URL such as `s3:/KEY:SECRET@bucket`, `s3::/…`, `//…` or `KEY:SECRET@bucket` looks like a path. Its secret may
 contain slashes. The following are not treated as credentials: an "@" or a colon after the first folder

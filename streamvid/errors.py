@@ -78,7 +78,7 @@ class IntegrityError(DatasetError):
 
 
 class SealedError(DatasetError):
-    """Another sealed dataset exists at the destination."""
+    """A different sealed dataset already exists at the destination."""
 
 
 class PlanError(StreamvidError):
@@ -120,7 +120,7 @@ class RingFullError(LoaderError):
 def refuse_credentials(name: str, location: str | Path) -> None:
     """Raise ConfigError if a path or URL contains credentials.
 
-    name: name of the option or argument in the message.
+    name: name to use for the option or argument in the message.
     """
     text = str(location)
     if (shown := hide_credentials(text)) != text:

@@ -46,7 +46,7 @@ class BatchSizeSearch:
     """Result of `search_batch_sizes`.
 
     base: id of the bucket whose step time is the limit.
-    sizes: bucket id → samples per rank and step, for `batch_size=`.
+    sizes: bucket id → samples per rank per step, for `batch_size=`.
     seconds: bucket id → seconds per step with that batch size.
     too_large: buckets that are not in `sizes`, because not even one sample fits in memory.
     slower: buckets with batch size 1, because even one sample takes longer than the step of the base bucket.
@@ -92,8 +92,8 @@ def search_batch_sizes(
 
     The base bucket gets the largest batch size that fits in memory.
 
-    step: function that runs one training step on a batch of the given shape, (B, …) in the loader's layout. It creates
-        the data itself, and its result is ignored. The search waits for work queued on a CUDA device.
+    step: function that runs one training step on a batch of the given shape, which is (B, …) in the loader's layout. It
+        creates the data itself, and its result is ignored. The search waits for work queued on a CUDA device.
     shapes: `loader.shapes`; the batch sizes in them are ignored.
     base: id of the base bucket; None for the bucket with the largest samples.
     warmup: number of unmeasured steps before each measurement.
@@ -117,7 +117,7 @@ def search_batch_sizes(
     size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
     if not size:
         raise ConfigError(
-            f"even one sample of bucket {base} does not fit in memory; reduce memory use (activation checkpointing, "
+            f"not even one sample of bucket {base} fits in memory; reduce memory use (activation checkpointing, "
             f"sharding), pass a smaller bucket as base, or leave bucket {base} out of the dataset"
         )
     limit = (search.seconds(base, size) or 0.0) * (1 + tolerance)
@@ -157,7 +157,7 @@ class _Search:
         return trial.seconds
 
     def is_within(self, bucket_id: str, limit: float) -> Callable[[int], bool]:
-        """Return a predicate for batch sizes whose step takes at most `limit` seconds."""
+        """Return a predicate that accepts batch sizes whose step takes at most `limit` seconds."""
 
         def fits(batch_size: int) -> bool:
             seconds = self.seconds(bucket_id, batch_size)

@@ -208,7 +208,7 @@ def _bucket_runs(buckets: Mapping[str, tuple[int, float]]) -> tuple[BucketRun, .
 
 
 def _room(setup: Setup, buckets: Sequence[BucketRun], num_bytes: int) -> float:
-    """Return the number of samples of the measured mean size that fit into both the ring and the read-ahead memory."""
+    """Return how many samples of the measured mean size fit into both the ring and the read-ahead memory."""
     frame_bytes = num_samples = 0
     for one in buckets:
         bucket = setup.mix.buckets[one.bucket_id]

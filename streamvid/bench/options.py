@@ -1,4 +1,4 @@
-"""Options of `streamvid bench`."""
+"""Options for `streamvid bench`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from streamvid.video.picture import Accuracy, Pixels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """Options of a benchmark. Fields that are also arguments of VideoLoader have the same meaning there.
+    """Options for a benchmark. Fields that are also arguments of VideoLoader have the same meaning there.
 
-    batch_size: samples per rank and step; None means 4, unless `max_tokens_per_batch` is set.
+    batch_size: samples per rank per step; None means 4, unless `max_tokens_per_batch` is set.
     """
 
     batch_size: int | Mapping[str, int] | None = None
@@ -22,7 +22,7 @@ class BenchOptions:
         None, help="Maximum number of tokens per batch, as an alternative to --batch-size."
     )
     num_workers: tuple[int, ...] = option(
-        (), help="Numbers of workers to measure.", metavar="LIST", shown_default="1,2,4 … all cores"
+        (), help="Worker counts to measure.", metavar="LIST", shown_default="1,2,4 … all cores"
     )
     seconds: float = option(5.0, help="Duration of each measurement, in seconds.", minimum=0.001, maximum=3600)
     split: str = option("train", help="Dataset split to read.")
@@ -44,4 +44,4 @@ class BenchOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if any(number < 0 for number in self.num_workers) or len(set(self.num_workers)) < len(self.num_workers):
-            raise ConfigError(f"num_workers={list(self.num_workers)}: must be distinct integers of at least 0")
+            raise ConfigError(f"num_workers={list(self.num_workers)}: must be distinct integers, each at least 0")

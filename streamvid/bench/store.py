@@ -1,4 +1,4 @@
-"""Benchmark of the store alone: the reads of a loader, with checksums verified but without decoding."""
+"""Benchmark of the store alone: it reads as a loader does and verifies checksums, but decodes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IO = Path("/proc/self/io")
 
 
 class MeasureTimer:
-    """Timer of a measurement that also reports its progress."""
+    """Timer for a measurement. It also reports progress."""
 
     def __init__(self, seconds: float, phase: str, progress: Progress) -> None:
         self._seconds = seconds
@@ -104,7 +104,7 @@ def _read_pass(
 
 
 class _Reads:
-    """Concurrent reader with as many threads as a loader, and with one block of memory per thread."""
+    """Concurrent reader with as many threads as a loader, and one memory block per thread."""
 
     def __init__(self, setup: Setup, rows: IndexRows) -> None:
         num_threads = setup.pipeline.num_fetch_threads
@@ -117,7 +117,7 @@ class _Reads:
         self.num_bad = self.num_bytes = self.num_stored_bytes = 0
 
     def begin(self, sample: SampleRequest) -> None:
-        """Start reading a sample as soon as a block is free. Raise the error of an earlier read that failed."""
+        """Start reading a sample as soon as a block is free. If an earlier read failed, raise its error."""
         bucket = sample.part.dataset.manifest.bucket(sample.bucket_id)
         packets = partial(self._rows.packets, sample)
         delivery = prepare(self._rows, sample, bucket, lambda row, pick: clip_part(row.clip, packets(row), pick))
@@ -143,7 +143,7 @@ class _Reads:
         self._failure = error  # raised by `check` in the main thread
 
     def check(self) -> None:
-        """If an earlier read failed, raise the error of that read."""
+        """If an earlier read failed, raise its error."""
         if self._failure is not None:
             raise self._failure
 

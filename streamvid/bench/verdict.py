@@ -49,9 +49,9 @@ class StoreRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRun:
-    """Samples of one bucket in a LoaderRun.
+    """Figures for one bucket in a LoaderRun.
 
-    decode_seconds: wall time of decoding, summed over decoders.
+    decode_seconds: wall time spent decoding, summed over decoders.
     """
 
     bucket_id: str
@@ -65,7 +65,7 @@ class LoaderRun:
 
     first_batch_seconds: time from the creation of the loader, with its dataset open, to the first batch.
         The other figures cover the time after the warm-up.
-    fetch_seconds: wall time of reading, summed over threads.
+    fetch_seconds: wall time spent reading, summed over threads.
     room: number of samples of the measured mean size that fit into prefetch_bytes at a time.
     worker_cpu_seconds: CPU time of the workers; None if unknown.
     main_cpu_seconds: CPU time of this process; None if unknown.
@@ -209,12 +209,13 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
         )
     if best.main_busy is not None and best.main_cpu_per_step is not None:
         reasons.append(
-            f"the main process used {best.main_cpu_per_step * 1000:.2f} ms per batch, {best.main_busy:.1%} of a core"
+            f"the main process used {best.main_cpu_per_step * 1000:.2f} ms of CPU time per batch "
+            f"({best.main_busy:.1%} of a core)"
         )
     if best.cpu_per_decode is not None and best.cpu_per_decode < _STARVED:
         reasons.append(
-            f"decoders had a core for only {best.cpu_per_decode:.0%} of their working time; other processes, a "
-            "container limit or a shared host used the remaining time"
+            f"decoders had a core for only {best.cpu_per_decode:.0%} of their working time; the remaining time "
+            "was lost to other processes, a container limit or a shared host"
         )
     return Verdict(limit, tuple(reasons), advice(limit, usage, setting))
 
@@ -231,14 +232,17 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
     if num_bad := passes[0].num_bad:
         found.append(f"{num_bad} of {passes[0].num_samples} samples have a checksum mismatch; copy the dataset again")
     if num_substituted := sum(run.num_substituted for run in runs):
-        found.append(f"{num_substituted} bad samples were replaced by others")
+        found.append(f"{num_substituted} bad samples were replaced by other samples")
     if passes[0].seconds < _MIN_PASS_SECONDS:
         found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to measure uncached reads")
     if rough := ", ".join(str(run.num_workers) for run in runs if run.num_steps < FEW_STEPS):
-        found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s): the figures are rough; raise --seconds")
+        found.append(
+            f"fewer than {FEW_STEPS} batches were delivered with {rough} worker(s), so the figures are "
+            "rough; raise --seconds"
+        )
     seen = {bucket.bucket_id for run in runs for bucket in run.buckets}
     if missing := sorted(set(bucket_ids) - seen):
-        found.append(f"no sample of {', '.join(missing)} was measured; raise --seconds")
+        found.append(f"no sample in {', '.join(missing)} was measured; raise --seconds")
     return tuple(found)
 
 
@@ -249,7 +253,7 @@ def slowest(passes: Sequence[StoreRun]) -> StoreRun:
 
 
 def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
-    """Return decoder seconds per sample by bucket id, including time between samples if decoders limit the run."""
+    """Map each bucket id to decoder seconds per sample. Include the time between samples if decoders limit the run."""
     # If decoders wait for the store or the ring, that time is not a cost of decoding.
     between = 1 / run.decoders_busy if limit in ("decoders", "cores") and run.decoders_busy else 1.0
     return {b.bucket_id: between * b.decode_seconds / b.num_samples for b in run.buckets if b.num_samples}
@@ -272,11 +276,11 @@ def need_of(
     num_cores: int,
     margin: float = MARGIN,
 ) -> Need:
-    """Return the resources needed for a step time. Decoding costs are taken from the run with the most workers.
+    """Return the resources needed to reach a step time. Decoding costs are taken from the run with the most workers.
 
     Only runs with at least one core per worker are considered.
 
-    steps: number of steps per epoch by bucket id. Buckets without a measured sample are reported, but left out of
+    steps: bucket id → number of steps per epoch. Buckets without a measured sample are reported, but left out of
         averages.
     """
     # More workers than cores would wait for each other, which would look like work.

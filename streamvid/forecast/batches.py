@@ -25,7 +25,7 @@ _NUM_PLACES, _SAMPLES_PER_PLACE = 5, 64
 def set_up_run(dataset: Dataset | Sequence[DatasetConfig], run: PlannedRun, rank: int = 0) -> Setup:
     """Return the VideoLoader setup for one rank of the run, without starting the loader.
 
-    dataset: a dataset, or the datasets of a mix.
+    dataset: a dataset, or the datasets in a mix.
 
     Raises the same errors as VideoLoader.
     """
@@ -76,7 +76,7 @@ class PlannedBatch:
 
 
 def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
-    """Yield every batch of the setup's rank in the order of delivery, assuming that no sample is bad.
+    """Yield every batch that the setup's rank will receive, in delivery order, assuming that no sample is bad.
 
     The function reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if a
     read fails.
@@ -126,7 +126,7 @@ def _num_decoded(delivery: Delivery) -> int:
 
 
 def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
-    """Yield all batches as plain JSON, rank by rank and in the order of delivery."""
+    """Yield all batches as plain JSON, rank by rank, in delivery order."""
     names = ("epoch", "step", "bucket_id", "keys", "member_bytes", "read_bytes", "num_repeats")
     for rank in range(run.num_ranks):
         for batch in planned_batches(set_up_run(dataset, run, rank), run.num_epochs):
@@ -135,7 +135,7 @@ def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ReadSample:
-    """Statistics about the reads of some samples of a rank, used to estimate all reads.
+    """Statistics about the reads for some of a rank's samples, used to estimate the reads for all of them.
 
     read_share: bytes read per byte of stored clips.
     requests_per_sample: object store requests per sample.

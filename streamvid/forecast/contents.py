@@ -15,12 +15,12 @@ _WITH_CAPTIONS = ("text_sha256", "captions")
 """Columns that are added along with `text` when captions are annotated."""
 _HAS_AUDIO = "has_audio"
 MAX_COUNTED_SHARDS = 4096
-"""Maximum number of shards of which the samples with audio are counted, with one small read per shard."""
+"""Maximum number of shards for which samples with audio are counted. Counting takes one small read per shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketContents:
-    """Samples of one bucket and split.
+    """Samples in one bucket of one split.
 
     shape: (frames, height, width).
     """
@@ -69,7 +69,7 @@ class RejectedRow:
 
 
 _SPLITTING = ("max_clip_seconds", "time_columns", "curation", "cut")
-"""Options of a build with which one file can have several clips."""
+"""Build options that can turn one file into several clips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class DatasetContents:
 
     @property
     def num_windows(self) -> int:
-        """Number of windows of input rows, including rejected windows.
+        """Number of windows cut from input rows, including rejected windows.
 
         The number exceeds `num_records` if sources were split into several windows.
         """

@@ -1,4 +1,4 @@
-"""Cost tables in files: what `streamvid train --profile` writes, and what `--costs` and schedule.costs read."""
+"""Cost table files, as written by `streamvid train --profile` and read by `--costs` and schedule.costs."""
 
 from __future__ import annotations
 

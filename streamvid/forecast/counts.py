@@ -44,7 +44,7 @@ class StarvedBucket:
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Exact counts of a run that is never interrupted.
+    """Exact counts for a run that is never interrupted.
 
     steps: number of steps in each epoch.
     buckets: reports summed over the epochs, except that `num_carried` counts only the last epoch's carried samples,
@@ -64,9 +64,10 @@ class RunCounts:
 
 
 def count_run(plan_of: Callable[[PlanOptions], EpochPlan], options: PlanOptions, num_epochs: int) -> RunCounts:
-    """Return the counts of a run.
+    """Return the counts for a run.
 
-    plan_of: function that returns the plan of epoch 0 for options that differ from `options` only in the tail policy.
+    plan_of: function that returns the plan for epoch 0, given options that differ from `options` only in the tail
+        policy.
     """
     tails = [tail for tail, rule in TAIL_RULES.items() if rule.is_equal or options.accumulate == 1]
     plans = {tail: plan_of(replace(options, tail=tail)) for tail in tails}
@@ -89,7 +90,7 @@ def count_run(plan_of: Callable[[PlanOptions], EpochPlan], options: PlanOptions,
 
 
 def failure_of(plan: EpochPlan, num_epochs: int) -> PlanError | None:
-    """Return the error that a run of this plan would raise before its first step, or None if the run has a step."""
+    """Return the error that a run with this plan would raise before its first step, or None if the run has a step."""
     try:
         plan.check(num_epochs)
     except PlanError as error:

@@ -41,7 +41,7 @@ _OPENING_REQUESTS = 10  # per rank: manifest, shard table, footers
 
 
 def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
-    """Return the forecast of a run on a sealed dataset. Raises the same errors as VideoLoader."""
+    """Return the forecast for a run on a sealed dataset. Raises the same errors as VideoLoader."""
     setup = set_up_run(dataset, run)
     selection = setup.selection
     counts = count_run(
@@ -76,11 +76,11 @@ def _summary(dataset: Dataset) -> SourceSummary:
 
 @dataclass(frozen=True)
 class BucketScan:
-    """Index values of a bucket's samples that pass the filter.
+    """Index values for a bucket's samples that pass the filter.
 
     pixels: mean number of pixels per stored frame.
-    first: int64 (shards,), index of each shard's first sample in `clip_bytes`.
-    clip_bytes: int64 (samples,), sizes of the stored clips in bytes.
+    first: index of each shard's first sample in `clip_bytes`, as int64 with shape (shards,).
+    clip_bytes: sizes of the stored clips in bytes, as int64 with shape (samples,).
     `first` and `clip_bytes` are None if only some shards were read.
     """
 
@@ -91,7 +91,7 @@ class BucketScan:
     clip_bytes: Int64Array | None
 
     def sizes(self, shards: Int64Array, places: Int64Array) -> Int64Array:
-        """Return the clip sizes of samples in bytes, int64.
+        """Return the clip sizes of samples in bytes, as int64.
 
         If only some shards were read, every size is the mean size.
         """
@@ -210,7 +210,7 @@ def _estimates(
 
 
 def decode_ms(scan: BucketScan, reads: ReadSample, costs: HostCosts) -> float:
-    """Return the CPU milliseconds per sample of a bucket, from the cost table or estimated from the bucket's pixels."""
+    """Return the CPU milliseconds per sample in a bucket, from the cost table or estimated from the bucket's pixels."""
     bucket, named = scan.bucket, costs.decode_ms or {}
     key = key_of(bucket, named, "cost table decode_ms")
     if key is not None:

@@ -33,10 +33,10 @@ _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 class FactsBlock:
     """Readable rows in one block of a metadata file.
 
-    rows: (n,), row numbers from 0.
-    values: name in FACT_COLUMNS → float64 (n,), with NaN for missing values and for values that are not numbers; names
-        without a column are omitted.
-    sources: (n,), file names; None if no column contains paths.
+    rows: row numbers, counted from 0, with shape (n,).
+    values: name in FACT_COLUMNS → float64 values with shape (n,), with NaN for missing values and for values that are
+        not numbers. Names without a column are omitted.
+    sources: file names, with shape (n,); None if no column contains paths.
     broken: row number → reason, for the unreadable rows of the block.
     num_captions: number of rows with a caption.
     """
@@ -59,7 +59,7 @@ class FactsFile:
 
     columns: name in FACT_COLUMNS → column name in the file.
     source_column: column that contains paths, if any.
-    caption_column: column with a usual name for captions, if any.
+    caption_column: column with one of the usual caption names, if any.
     names: all columns.
     """
 
@@ -98,7 +98,7 @@ class FactsFile:
 
 
 def is_metadata(source: Path) -> bool:
-    """Return True for a path with the name of a metadata file, and for a folder with Parquet files but no manifest."""
+    """Return True if the path names a metadata file, or a folder that contains Parquet files but no manifest."""
     if source.is_dir():
         return not (source / "manifest.json").exists() and any(source.glob("*.parquet"))
     return is_metadata_name(source.name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_SCANNED_SAMPLES = 1 << 19
-"""Maximum number of samples, roughly, whose values are read. Their shards are spread evenly over the dataset."""
+"""Approximate maximum number of samples to read. Their shards are spread evenly over the dataset."""
 
 _NUM_BINS = 24
 _LOG_RATIO = 1000.0  # from this ratio of maximum to minimum on, bins of equal width would leave nearly all empty
@@ -56,7 +56,7 @@ class Histogram:
         return sum(self.counts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON-serializable values. Statistics of a figure without values are null."""
+        """Return the fields as JSON-serializable values. Statistics for a figure without values are null."""
         is_empty = math.isnan(self.mean)
         statistics = ("minimum", "mean", "median", "maximum")
         return {name: None if is_empty and name in statistics else value for name, value in asdict(self).items()}
@@ -135,15 +135,15 @@ _FIGURES: Mapping[str, _Figure] = {
 
 
 def figure_labels(dataset: Dataset) -> dict[str, str]:
-    """Return the label of each figure that `histograms_of` describes, by name, without reading samples."""
+    """Map the name of each figure that `histograms_of` describes to the figure's label, without reading samples."""
     return {name: figure.label for name, figure in _figures(dataset).items()}
 
 
 def histograms_of(dataset: Dataset, max_samples: int = MAX_SCANNED_SAMPLES) -> Histograms:
     """Read the samples index, one row group per shard, and return histograms of the samples.
 
-    For a view, only its samples count. The function reads about `max_samples` samples and MAX_SCANNED_SHARDS shards at
-    most, spread evenly over the dataset.
+    For a view, only the view's samples count. The function reads about `max_samples` samples and MAX_SCANNED_SHARDS
+    shards at most, spread evenly over the dataset.
     """
     figures, shards, chosen = _figures(dataset), dataset.shards, filter_of_view(dataset)
     counts = shards.num_samples if chosen is None else count_matches(dataset, shards, chosen)

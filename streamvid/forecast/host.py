@@ -1,4 +1,4 @@
-"""Host memory of a run and estimated time per epoch."""
+"""Host memory that a run needs, and estimated time per epoch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HostCosts:
     The defaults come from streamvid's own benchmarks (one core of a Zen 4 server, a store in the same region). They
     are not a measurement of your machine.
 
-    decode_ms: CPU milliseconds per sample, by bucket id, WxH@F or glob.
+    decode_ms: bucket id, WxH@F or glob → CPU milliseconds per sample.
     decode_ns_per_pixel: CPU nanoseconds per decoded pixel, for buckets without an entry in `decode_ms`.
     make_ns_per_pixel: CPU nanoseconds per delivered pixel for scaling and conversion to RGB, for the same buckets.
     sample_ms: additional CPU milliseconds per sample, for the same buckets.
@@ -76,7 +76,7 @@ class EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Estimates for one epoch, based on a table of host costs.
+    """Estimates for one epoch, based on HostCosts.
 
     work: work of the busiest rank, assuming an object store.
     read_share: bytes read per byte of stored clips.
@@ -129,7 +129,7 @@ def host_memory(
     prefetch_bytes: int,
     num_ranks: int,
 ) -> HostMemory:
-    """Return the host memory of a run. The ring size is exact. Worker memory is estimated from the cost table.
+    """Return the host memory that a run needs. The ring size is exact. Worker memory is estimated from the cost table.
 
     max_clip_bytes: size of the largest clip in bytes, or 0 if unknown.
     """

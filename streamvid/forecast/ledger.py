@@ -1,4 +1,4 @@
-"""Verification of a ledger: what was delivered is compared, batch by batch, with the plan that the loader computes."""
+"""Ledger verification: logged deliveries are compared, batch by batch, with the plan that the loader computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from streamvid.plan.versions.continued import AnyPlan
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 MAX_DIFFERENCES = 1000
-"""Maximum number of differences in a report; all are counted."""
+"""Maximum number of differences that a report lists. All differences are counted."""
 
 _OTHER_DATA = (
     "the ledger belongs to other data: {}. Pass the datasets and versions that the run used, in the order in which "
@@ -39,7 +39,7 @@ _MAX_EPOCHS = 10_000  # between the end of a log and the position of the next at
 
 @dataclass(frozen=True, slots=True)
 class EpochTotals:
-    """Counted deliveries of an epoch. num_samples includes repeats and substitutes."""
+    """Totals over the deliveries that count in one epoch. `num_samples` includes repeats and substitutes."""
 
     epoch: int
     num_samples: int = 0
@@ -101,12 +101,12 @@ class _Findings:
 
 
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
-    """Compare the counted deliveries with the plan, and the start of each attempt with the end of the previous one.
+    """Compare the counted deliveries with the plan, and the start of each attempt with the end of the previous attempt.
 
     The start of an attempt is not compared if later attempts replace all of its deliveries, because the previous
     attempt may have been replaced too. Memory does not grow with the ledger.
 
-    datasets: the datasets of the run, in the order of the loader.
+    datasets: the datasets of the run, in the order in which its loader received them.
     Raises SourceError if the ledger belongs to other datasets. Also raises the same errors as VideoLoader.
     """
     findings, versions = _Findings(), [_Versions(dataset) for dataset in datasets]
@@ -249,8 +249,9 @@ def _check_start(
     if wrong:
         findings.differ(
             f"attempt {attempt.number} began at epoch {attempt.start.epoch}, step {attempt.start.step}, but its "
-            f"positions differ from those of the previous attempt at this step (buckets: {', '.join(wrong[:5])}); it "
-            "started from a state of another run or of an earlier attempt, or without a state"
+            f"positions differ from the previous attempt's positions at this step (buckets: "
+            f"{', '.join(wrong[:5])}); it started from another run's state, from an earlier attempt's "
+            "state, or without a state"
         )
 
 
@@ -267,7 +268,7 @@ def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
 def _last_start(attempt: Attempt, before: Position) -> Cursor:
     """Return the last position before `before` at which an attempt began to use another version.
 
-    If versions have equal samples, a change of the version does not begin another attempt.
+    If versions have equal samples, a version change does not begin another attempt.
     """
     loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
     begun = [
@@ -280,7 +281,7 @@ def _last_start(attempt: Attempt, before: Position) -> Cursor:
 
 
 def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPlan:
-    """Return the plan of a later position's epoch, for a run that began at `cursor`."""
+    """Return the plan for the epoch of a later position, in a run that began at `cursor`."""
     plan = selection.plan(cursor)
     if position.epoch - cursor.epoch > _MAX_EPOCHS:
         raise StateError(f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs after epoch {cursor.epoch}")
@@ -302,7 +303,7 @@ def _check_rank(findings: _Findings, attempt: Attempt, selection: Selection, row
 
 
 def _num_batches(selection: Selection, attempt: Attempt, start: Position, until: Position) -> int:
-    """Return the planned number of a rank's batches between two positions."""
+    """Return how many batches are planned for a rank between two positions."""
     plan, rank = selection.plan(Cursor.from_json(attempt.cursor)), selection.world.rank
     total = 0
     while plan.cursor.epoch <= until.epoch and plan.cursor.epoch - attempt.start.epoch < _MAX_EPOCHS:
@@ -323,7 +324,7 @@ def _clipped(plan: AnyPlan, step: int) -> int:
 def _check_stretch(
     findings: _Findings, stretch: Stretch, batches: Iterator[LoggedBatch], selection: Selection, rows: IndexRows
 ) -> Position:
-    """Compare the deliveries of one loop with the plan. Return the position after the last delivery."""
+    """Compare the deliveries in one loop with the plan. Return the position after the last delivery."""
     where = f"rank {stretch.log.rank}, session {stretch.log.session.name}"
     reached = stretch.start
     try:

@@ -1,4 +1,4 @@
-"""Loads of the ranks in an epoch: samples, tokens and costs per step, and bytes per epoch."""
+"""Rank loads in an epoch: samples, tokens and costs per step, and bytes per epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamvid.plan.step import Step
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 ClipBytes: TypeAlias = Callable[[str, Int64Array, Int64Array], Int64Array]
-"""Function from (bucket id, shards, indices in shards) of samples to their clip bytes. All arrays are int64 (n,)."""
+"""Function that takes (bucket id, shards, indices in shards) and returns clip sizes, all int64 with shape (n,)."""
 
 _SLICE_STEPS = 256  # each slice costs one search of the order, regardless of its length
 _MAX_STEPS = 1 << 14
@@ -24,10 +24,10 @@ _MAX_SAMPLES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """Loads of the first epoch: tokens per rank and step, totals by rank, and imbalance between ranks.
+    """Loads in the first epoch: tokens per rank per step, totals by rank, and imbalance between ranks.
 
     imbalance_tokens, imbalance_costs: mean over steps of (busiest rank / mean rank); 1.0 if all ranks are equal.
-    member_bytes_by_rank: total size of clips in the tars, in bytes, or None if sizes are unknown.
+    member_bytes_by_rank: total size of each rank's clips in the tars, in bytes, or None if sizes are unknown.
     is_estimate: True if only some steps were computed.
     bytes_are_estimate: True if only some steps were computed or clip sizes are not exact.
     """
@@ -46,11 +46,11 @@ class LoadSummary:
 
 @dataclass(frozen=True)
 class RankLoads:
-    """Loads of ranks at the computed steps, which are all steps of an epoch or slices spread evenly over it.
+    """Rank loads at the computed steps, which are all steps of an epoch or slices spread evenly over it.
 
     num_steps: number of steps in the epoch.
-    samples, tokens, costs: int64 (computed steps, ranks), with costs in the unit of the plan.
-    num_bytes: int64 (ranks,), clip bytes of the computed steps, or None if sizes are unknown.
+    samples, tokens, costs: int64 with shape (computed steps, ranks). Costs are in the unit of the plan.
+    num_bytes: clip bytes of the computed steps, as int64 with shape (ranks,), or None if sizes are unknown.
     """
 
     num_steps: int
@@ -75,7 +75,7 @@ class RankLoads:
         return float(self.costs.max(axis=1, initial=0).sum()) * self.scale
 
     def summary(self, sizes_are_exact: bool = True) -> LoadSummary:
-        """Return the loads of the entire epoch.
+        """Return the loads for the entire epoch.
 
         sizes_are_exact: False if clip sizes are estimates.
         """
@@ -100,7 +100,7 @@ class RankLoads:
 def imbalance(loads: Int64Array) -> float:
     """Return the mean over steps of (busiest rank / mean rank).
 
-    loads: int64 (steps, ranks).
+    loads: int64 with shape (steps, ranks).
     """
     if not loads.size:
         return 1.0
@@ -116,7 +116,7 @@ def rank_loads(
     costs: Mapping[str, int],
     clip_bytes: ClipBytes | None = None,
 ) -> RankLoads:
-    """Return the loads of the plan's epoch. Only some steps are computed if all steps would take too long."""
+    """Return the loads of the plan's epoch. Compute only some of its steps if computing all would take too long."""
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))
     samples: list[list[int]] = []

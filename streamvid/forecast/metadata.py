@@ -1,7 +1,7 @@
 """Forecast for metadata. Rows are assigned to buckets by the sizes in the metadata, and no media file is opened.
 
-Rows with the same frame size form a group if they reach the same frame counts of buckets. Buckets are chosen per group,
-so even ten million rows are processed quickly.
+Rows with the same frame size form a group if they are long enough for the same bucket frame counts. Buckets are chosen
+per group, so even ten million rows are processed quickly.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-f
 def forecast_metadata(
     source: Path, run: PlannedRun, config: BucketConfig, video_column: str | None = None
 ) -> RunForecast:
-    """Return the forecast of a run on the media files in `source`, sharded into the buckets of `config`.
+    """Return the forecast for a run on the media files in `source`, sharded into the buckets of `config`.
 
     Raises SourceError if the metadata cannot be read, or if no row is assigned to a bucket.
     """
@@ -151,10 +151,10 @@ def _why(found: AssignedRows) -> str:
 
 @dataclass(slots=True)
 class AssignedBucket:
-    """Rows of one bucket.
+    """Rows assigned to one bucket.
 
     expected: sum of the probabilities with which rows are assigned to this bucket.
-    drawn: number of rows that are assigned to this bucket. The other sums include only the assigned rows.
+    drawn: number of rows that are assigned to this bucket. The remaining fields cover only these rows.
     """
 
     bucket: Bucket
@@ -185,16 +185,16 @@ class AssignedBucket:
 
 @dataclass
 class AssignedRows:
-    """All rows of a metadata file, assigned to `buckets` or counted in `left_out`.
+    """All rows in a metadata file, assigned to `buckets` or counted in `left_out`.
 
-    num_repeated: number of videos of which some frames are repeated at the requested frame rate.
-    num_dropped: number of videos of which some frames are dropped at the requested frame rate.
+    num_repeated: number of videos in which some frames are repeated to reach the requested frame rate.
+    num_dropped: number of videos in which some frames are dropped to reach the requested frame rate.
     fps_min: lowest frame rate of the videos; infinity if all rates are unknown.
     fps_max: highest frame rate of the videos; 0 if all rates are unknown.
     num_groups: number of groups of rows with equal bucket choices.
     max_bytes: size of the largest file in bytes; 0 if unknown.
-    has_bytes: True if there is a column of file sizes.
-    frames_are_estimated: True if some numbers of frames were computed from duration and fps.
+    has_bytes: True if the metadata has a column of file sizes.
+    frames_are_estimated: True if some frame counts were computed from duration and fps.
     """
 
     num_rows: int = 0
@@ -212,12 +212,12 @@ class AssignedRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of assigned rows by bucket id, sorted, without empty buckets."""
+        """Bucket id → number of assigned rows, sorted by id, without empty buckets."""
         return {name: found.drawn for name, found in sorted(self.buckets.items()) if found.drawn}
 
 
 def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -> AssignedRows:
-    """Assign all rows to buckets. Random choices among buckets are the same as those of the sharder with this seed."""
+    """Assign all rows to buckets. Random choices among buckets match the sharder's choices with this seed."""
     found = AssignedRows()
     groups: dict[int, _RowGroup] = {}
     lengths = np.array(_lengths(config), np.int64)
@@ -250,7 +250,7 @@ def _count_rates(found: AssignedRows, fps: Float64Array, rate: FrameRate) -> Non
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Return the frame counts of the buckets in ascending order.
+    """Return the buckets' frame counts in ascending order.
 
     The bucket of a clip depends on which of these counts the clip reaches.
     """
@@ -265,7 +265,7 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class _SizedRows:
-    """Rows of a block with a valid size and number of frames.
+    """Rows in a block that have a valid size and number of frames.
 
     places: indices of these rows in the block.
     """
@@ -282,7 +282,7 @@ class _SizedRows:
 
     @staticmethod
     def of(block: FactsBlock, rate: FrameRate, found: AssignedRows) -> _SizedRows:
-        """Return the usable rows of a block, and count the other rows as left out."""
+        """Return the usable rows in a block, and count the other rows as left out."""
         empty = np.full(len(block.rows), np.nan)
         values = {name: block.values.get(name, empty) for name in ("height", "width", "fps", "seconds", "num_bytes")}
         fps = np.where(values["fps"] > 0, values["fps"], np.nan)
@@ -350,7 +350,7 @@ def _unusable(
 
 
 def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Float64Array) -> Int64Array:
-    """Return the number of frames of each row at the requested rate, or -1 if unknown. Images have one frame."""
+    """Return each row's number of frames at the requested rate, or -1 if unknown. Images have one frame."""
     if rate.fps is None or rate.rule == "native":
         return frames
     if rate.rule == "cap":
@@ -372,7 +372,7 @@ def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Fl
 
 @dataclass(slots=True)
 class _RowGroup:
-    """Group of rows with the same size that reach the same frame counts, and the possible buckets of the group.
+    """Rows with the same frame size that are long enough for the same frame counts, and their possible buckets.
 
     waste: (cropped share, upscaling factor) for each possible bucket.
     ends: cumulative probabilities of the buckets; None if all rows go to one bucket or are left out.

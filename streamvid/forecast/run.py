@@ -52,10 +52,9 @@ class PlannedRun:
 class BucketShape:
     """Losses from fitting clips into one bucket, computed from the samples that were read.
 
-    crop_mean: mean cropped share of the picture.
-    crop_max: maximum cropped share of the picture.
-    upscale_mean: mean upscaling factor. It is None if the index does not record upscaling; the cropped shares are None
-        if the index does not record cropping.
+    crop_mean: mean cropped share of the picture; None if the index does not record cropping.
+    crop_max: maximum cropped share of the picture; None if the index does not record cropping.
+    upscale_mean: mean upscaling factor; None if the index does not record upscaling.
     frames_unused_share: share of the clips' frames that one pass does not deliver.
     bytes_mean: mean size of a stored clip or source file, in bytes.
     expected: expected number of metadata rows for the bucket.
@@ -74,9 +73,9 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """Facts about a sealed dataset.
+    """Facts about the sealed dataset of a forecast.
 
-    num_shards: number of shards that the run uses, by bucket id.
+    num_shards: bucket id → number of shards that the run uses.
     """
 
     plan_fingerprint: str
@@ -97,7 +96,7 @@ class LeftOutRow:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Metadata rows without a bucket, for one kind of reason.
+    """Metadata rows that were left without a bucket for the same kind of reason.
 
     expected: expected number of these rows.
     """
@@ -110,11 +109,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFacts:
-    """Facts about metadata.
+    """Facts about the metadata of a forecast.
 
     columns: name of a fact → name of the column that contains it.
     num_groups: number of groups of rows with equal bucket choices.
-    left_out: rows that are not assigned to a bucket, by kind of reason, most frequent first.
+    left_out: rows that are not assigned to a bucket, grouped by kind of reason, most frequent first.
     """
 
     columns: Mapping[str, str]
@@ -127,7 +126,7 @@ class MetadataFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """Loads, memory and time of the first epoch.
+    """Loads, memory and time for the first epoch.
 
     estimates: estimates of time; None for metadata, because clip sizes are unknown.
     """
@@ -139,11 +138,11 @@ class RunDetails:
 
 @dataclass(frozen=True, slots=True)
 class RunForecast:
-    """Forecast of a run.
+    """Forecast for a run.
 
     about: facts about the source.
     input: interpretation of the source.
-    shapes: shape of each bucket, by id; empty for a dataset without `details`.
+    shapes: bucket id → shape of the bucket; empty for a dataset without `details`.
     details: loads, memory and time; None if they were not requested, or if the run has no step.
     failure: error that the run would raise before its first step; None if the run has a step.
     """

@@ -1,4 +1,4 @@
-"""History of a run from its ledger: which deliveries count after interruptions and resumes.
+"""History of a run, read from its ledger: which deliveries count after interruptions and resumes.
 
     session    ranks that were started together: a folder with one log per rank, and the plan and position at which it
                began. A loader that continues in another version of a dataset begins another session
@@ -6,9 +6,9 @@
     history    per attempt and rank, the deliveries before the position at which a later attempt began
 
 A later attempt replaces all deliveries from its position on, because the model was restored to that position. Before
-it, the log of any session of an attempt counts: a rank may have been killed before it opened its log in the session of
-the others. Of the last attempt, only the last session of each rank counts, because nothing shows up to which step the
-model of an earlier session was kept.
+it, the log of any session of an attempt counts: a rank may have been killed before it opened its log in the session
+that the other ranks started. In the last attempt, only the last session of each rank counts, because the log does not
+show how many steps of an earlier session the final model includes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamvid.ledger.sessions import SESSION_FILE, ranks_in, session_folder, se
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Counted consecutive deliveries of one loop of one rank, from `start` to `until` (exclusive)."""
+    """Consecutive deliveries that one rank made in one loop and that count, from `start` to `until` (exclusive)."""
 
     log: RankLog
     loop: LoggedLoop
@@ -46,7 +46,7 @@ class Attempt:
 
     plan: values that determine the plan, as JSON; see LedgerWriter.begin.
     cursor: position at which the sessions began.
-    logs: rank → logs of the rank, in the order of the sessions.
+    logs: rank → the rank's logs, in the order of the sessions.
     until: position at which a later attempt begins to replace the deliveries; END for the last attempt.
     """
 
@@ -59,7 +59,7 @@ class Attempt:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks of each session."""
+        """Number of ranks in each session."""
         return int(self.plan["num_ranks"])
 
     @property
@@ -73,7 +73,7 @@ class Attempt:
         return sum(loop.num_batches for logs in self.logs.values() for log in logs for loop in log.loops)
 
     def stretches(self, rank: int) -> list[Stretch]:
-        """Return the counted deliveries of a rank, in order."""
+        """Return a rank's counted deliveries, in order."""
         logs = self.logs.get(rank, ())
         if self.until == END:
             logs = logs[-1:]
@@ -97,7 +97,7 @@ class Attempt:
                     yield log, batch, stretch is not None and batch.position in stretch
 
     def deliveries(self, rank: int) -> Iterator[tuple[Stretch, Iterator[LoggedBatch]]]:
-        """Yield the stretches of a rank, each with an iterator over its batches, in one pass over each log."""
+        """Yield a rank's stretches, each with an iterator over its batches. Each log is read once."""
         stretches = self.stretches(rank)
         for log in dict.fromkeys(one.log for one in stretches):
             mine = {one.loop.number: one for one in stretches if one.log is log}
@@ -111,14 +111,14 @@ def _is_in(stretch: Stretch, batch: LoggedBatch) -> bool:
 
 
 def read_history(folder: Path) -> tuple[Attempt, ...]:
-    """Return the attempts of a ledger, in order.
+    """Return the attempts recorded in a ledger, in order.
 
     Raises SourceError if the folder is not a ledger, or if the plan of a session cannot be read.
     """
     try:
         numbers = session_numbers(folder)
         if not numbers:
-            raise SourceError(f"{folder} contains no ledger; pass the folder that was given as output.ledger")
+            raise SourceError(f"{folder} contains no ledger; pass the folder that was set as output.ledger")
         return _with_ends(_attempts(folder, numbers))
     except OSError as error:
         raise SourceError(
@@ -166,7 +166,7 @@ def _with_ends(attempts: list[Attempt]) -> tuple[Attempt, ...]:
 
 
 def _session(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return (plan, cursor) of a session. Raises SourceError if the plan or the cursor is invalid."""
+    """Return a session's (plan, cursor). Raises SourceError if either of them is invalid."""
     with path.open("rb") as file:
         data = file.read(MAX_JSON_BYTES)
     try:
@@ -178,8 +178,8 @@ def _session(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         version, is_right = LEDGER_VERSION, False
     if version != LEDGER_VERSION:
         raise SourceError(
-            f"{path} has version {version!r} of the ledger format, but only version {LEDGER_VERSION} can be read; use "
-            "the streamvid version that wrote the ledger"
+            f"{path} uses version {version!r} of the ledger format, but this streamvid reads only version "
+            f"{LEDGER_VERSION}; use the streamvid version that wrote the ledger"
         )
     if not is_right:
         raise SourceError(f"{path} is damaged; remove the folder {path.parent} to read the other sessions")

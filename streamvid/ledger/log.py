@@ -1,4 +1,4 @@
-"""Reader of one rank's log of deliveries."""
+"""Reader for one rank's delivery log."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class LoggedLoop:
 
     @property
     def end(self) -> Position:
-        """Position after the last batch; the start of the loop if it has no batch."""
+        """Position after the last batch, or the start of the loop if the loop has no batches."""
         return max((Position(*end) for end in self.ends.items()), default=self.start.position)
 
 
 @dataclass(frozen=True)
 class RankLog:
-    """Log of one rank in one session.
+    """One rank's log in one session.
 
-    urls: locations of the datasets, in the order of the loader.
+    urls: locations of the datasets, in the order in which the loader reads them.
     """
 
     session: Path
@@ -49,7 +49,7 @@ class RankLog:
     urls: tuple[str, ...] = field(default=())
 
     def records(self) -> Iterator[LoopStart | LoggedBatch]:
-        """Yield the starts of loops and the batches, in order, up to the first damaged record.
+        """Yield loop starts and batches, in order, up to the first damaged record.
 
         The log is read in blocks of at most a few MiB. Raises OSError if a file cannot be read.
         """
@@ -69,7 +69,7 @@ class RankLog:
                     yield from several
 
     def url(self, dataset: int) -> str:
-        """Return the location of a dataset of the loader, or the dataset's index if the log has no location."""
+        """Return the location of one of the loader's datasets, or its index as text if the log has no location."""
         return self.urls[dataset] if 0 <= dataset < len(self.urls) else str(dataset)
 
     @cached_property
@@ -107,7 +107,7 @@ class RankLog:
 
 
 def read_urls(session: Path, rank: int) -> tuple[str, ...]:
-    """Return the locations, without credentials, of the datasets that a rank read. Empty if the log is damaged."""
+    """Return the locations, without credentials, of the datasets that a rank read. If the log is damaged, return ()."""
     with rank_file(session, rank).open("rb") as file:
         for value in read_frames(file):
             urls = value.get("urls") if isinstance(value, dict) else None

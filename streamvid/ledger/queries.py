@@ -1,4 +1,4 @@
-"""Queries of a ledger: where a sample was delivered, and which samples a model saw before a step."""
+"""Ledger queries: where a sample was delivered, and which samples a model saw before a step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sightings(attempts: Sequence[Attempt], key: str) -> Iterator[Sighting]:
 
 
 def seen_before(attempts: Sequence[Attempt], end: Position) -> Counter[tuple[str, str]]:
-    """Return the number of counted deliveries before a position, by (dataset, key)."""
+    """Count the deliveries of each (dataset, key) before a position, except deliveries that were replaced later."""
     found: Counter[tuple[str, str]] = Counter()
     for attempt in attempts:
         for rank in sorted(attempt.logs):
@@ -72,7 +72,7 @@ def seen_before(attempts: Sequence[Attempt], end: Position) -> Counter[tuple[str
 def position_of(attempts: Sequence[Attempt], num_steps: int) -> Position:
     """Return the position after the first `num_steps` steps of a run, counted over all epochs in the ledger.
 
-    Steps that were delivered again count once.
+    A step that was delivered several times counts once.
     """
     ends: dict[int, int] = {}
     stretches = [one for attempt in attempts for rank in attempt.logs for one in attempt.stretches(rank)]

@@ -1,4 +1,4 @@
-"""Records of a ledger: the plan of a session, the start of a loop, and the batches that were handed out."""
+"""Ledger records: the plan of a session, the start of a loop, and the batches that were handed out."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Position(NamedTuple):
 
 
 class LoggedSample(NamedTuple):
-    """One slot of a batch that was handed out.
+    """One slot in a batch that was handed out.
 
     dataset: index of the dataset in the loader.
     visit: planned visit of the sample.
-    start: position of the first frame on the grid of the view; 0 for texts.
-    stride: distance between frames, in positions on the grid of the view; 0 for texts.
-    caption: drawn caption, such as "text", "text/2" (the third caption of a sample) or a column; "" for an empty text.
+    start: position of the first frame on the view's frame grid; 0 for texts.
+    stride: distance between frames, in positions on the view's frame grid; 0 for texts.
+    caption: caption that was drawn, such as "text", "text/2" (the third caption) or a column; "" for an empty text.
     is_repeat: True for a repeat that the tail policy added.
     substituted_for: key of the planned sample, if it was bad and `key` replaced it.
     """
@@ -47,7 +47,7 @@ class LoggedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoggedBatch:
-    """One batch of one rank."""
+    """One batch that one rank handed out."""
 
     position: Position
     samples: tuple[LoggedSample, ...]
@@ -124,7 +124,7 @@ def _differences(values: Sequence[int]) -> list[int]:
 
 
 def read_record(value: Any, number: int) -> LoopStart | list[LoggedBatch] | None:
-    """Return the content of a record, without batches that come before batch `number` and have already been read.
+    """Return the content of a record, without the batches before batch `number`, which have already been read.
 
     The result is None if the value is not a record (SAFE-1), or if the records before this record are incomplete.
     """

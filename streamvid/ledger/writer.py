@@ -1,4 +1,4 @@
-"""Writer of one rank's log of deliveries. It needs no thread, and one system call per batch."""
+"""Writer for one rank's delivery log. It uses no thread and makes one system call per batch."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class LedgerWriter:
     def begin(self, plan: Mapping[str, Any], cursor: Mapping[str, Any], is_again: bool) -> None:
         """Log the start of a loop. See LoopStart for the arguments.
 
-        plan: values that determine the plan, as JSON, equal on all ranks. The first loop opens or joins a session, and
-            so does the first loop with another plan, such as that of another version of a dataset.
+        plan: values that determine the plan, as JSON, equal on all ranks. The first loop opens or joins a session. So
+            does the first loop after the plan changes, for example because a dataset has a new version.
         """
         described = json.dumps(dict(plan), sort_keys=True).encode()
         if self._log >= 0 and described != self._plan:

@@ -30,12 +30,12 @@ _OF_PLANS = {"accumulate", "groups", "num_epochs", "schedule", "shuffle", "split
 
 @dataclass(frozen=True)
 class ByShard:
-    """Delivery of a dataset shard by shard. Samples of all splits are delivered, without caption dropout.
+    """Delivery of a dataset shard by shard. Samples from all splits are delivered, without caption dropout.
 
     source: config of the dataset, with an open Dataset as its URL.
     options: VideoLoader's arguments, except for batch sizes and for arguments that only select, order or distribute
         samples, such as `where`.
-    batch_sizes: bucket id → batch size. Sizes are fixed, so that every reader gets the same batches of a shard.
+    batch_sizes: bucket id → batch size. Sizes are fixed, so that every reader gets the same batches from a shard.
     audio_fps: (split, bucket id) → frame rate that determines the number of audio samples, so that this number is the
         same in a shard as in the whole split; empty without audio.
     """
@@ -47,7 +47,7 @@ class ByShard:
 
     @staticmethod
     def of(sources: Sequence[DatasetConfig], options: Mapping[str, Any]) -> ByShard:
-        """Return the delivery for VideoLoader's arguments.
+        """Create the delivery from VideoLoader's arguments.
 
         Arguments that only select, order or distribute samples are ignored, and so are the dataset's view and filter.
         Raises ConfigError for more than one dataset, a dataset of texts, or invalid batch sizes.
@@ -56,7 +56,7 @@ class ByShard:
         assert isinstance(source.url, Dataset)
         dataset = source.url.without_view()
         if len(sources) > 1:
-            raise ConfigError(f"dataset lists {len(sources)} datasets; encode each one separately")
+            raise ConfigError(f"dataset lists {len(sources)} datasets; encode each dataset separately")
         if dataset.manifest.clips == "text":
             raise ConfigError(
                 f"dataset {dataset.url} contains only texts, which cannot be encoded; use a dataset of videos or images"

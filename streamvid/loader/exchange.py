@@ -44,7 +44,7 @@ def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> lis
 
     Return (rank, value) for each of these processes. Values are plain JSON.
 
-    groups: None if this process does not compare its plans.
+    groups: process groups whose plans are compared; None if this process does not compare its plan.
     Raises ConfigError if the ranks cannot communicate.
     """
     if groups is None or not is_initialised():
@@ -52,7 +52,7 @@ def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> lis
             raise ConfigError(
                 f"schedule.follow=True with {world.num_ranks} ranks requires communication between the ranks, so that "
                 "all of them continue in the same version; call torch.distributed.init_process_group before the "
-                "first loop and, if `world` is not that of torch.distributed, pass groups.process_group"
+                "first loop and, if `world` differs from the ranks of torch.distributed, pass groups.process_group"
             )
         return [(world.rank, value)]
     import torch.distributed as dist
@@ -74,7 +74,7 @@ def check_equal_on_all_ranks(
     """Compare `identity` across the processes of `group` (None: all processes), which must all call this function.
 
     The values of `identity` are plain JSON. The function also compares num_ranks, and verifies that each rank
-    from 0 to num_ranks - 1 has the same number of processes, which is `processes_per_rank` if that is given. It does
+    from 0 to num_ranks - 1 has the same number of processes: `processes_per_rank`, if that argument is given. It does
     nothing if torch.distributed is not initialized.
 
     Raises the same ConfigError in every process, naming the components that differ, their values and their processes.
@@ -123,7 +123,7 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
-        f"each rank (of {num_ranks}) must have {size}, but {', '.join(named)}{more}. Pass world=World(rank, "
+        f"each of the {num_ranks} ranks must have {size}, but {', '.join(named)}{more}. Pass world=World(rank, "
         "num_ranks) in each process; processes that share a batch need the same rank and groups.shared_group"
     )
 
@@ -344,5 +344,5 @@ def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = 
         raise LoaderError(
             f"the loaders of all processes could not be compared (time limit: {timeout_seconds:g} s): "
             f"{_first_line(error)}. A process of the group has ended, is stuck or never iterates over a loader; if a "
-            "process only starts slowly, let all others wait for it before they iterate"
+            "process only starts slowly, let all other processes wait for it before they iterate"
         ) from error

@@ -51,7 +51,7 @@ class VideoLoader(UnsupportedProtocols):
 
     dataset: local path, file:// or s3:// URL, open Dataset, DatasetConfig (or a mapping of its fields), or a list of
         these, whose samples are mixed.
-    batch_size: samples per rank and step: one number, a mapping from buckets (id, WxH@F, glob, or "*" for all others)
+    batch_size: samples per rank per step: one number, a mapping from buckets (id, WxH@F, glob, or "*" for all others)
         to numbers, or a BucketConfig.
     max_tokens_per_batch: maximum number of tokens per batch, in place of batch_size. Tokens are counted for the
         model of `preset`, else for the model that the dataset was sealed for, else as one per 4 x 16 x 16 (T, H, W)
@@ -61,7 +61,7 @@ class VideoLoader(UnsupportedProtocols):
     world: data-parallel position of this process. None: taken from torch.distributed if it is initialized, else from
         launcher variables, else a single rank.
     num_epochs: number of epochs per `for` loop; None for an endless loop.
-    seed: seed of all random choices.
+    seed: seed for all random choices.
     shuffle: "window" permutes shards, and samples within runs of `schedule.window` shards; "shards" permutes only
         shards; "none" permutes nothing.
     tail: policy for a bucket's last samples, which do not fill a global batch: "carry", "drop", "pad", "shrink" or
@@ -189,7 +189,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def options(self) -> PlanOptions:
-        """Options of the plan, such as the shuffle and the tail policy."""
+        """Plan options, such as the shuffle and the tail policy."""
         return self._selection.options
 
     @property
@@ -199,7 +199,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def batch_sizes(self) -> Mapping[str, int]:
-        """Bucket id → samples per rank and step."""
+        """Bucket id → samples per rank per step."""
         return self._selection.batch_sizes
 
     @property
@@ -214,7 +214,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset of the loader, or the first of several datasets."""
+        """The loader's dataset, or its first dataset if it has several."""
         return self.datasets[0]
 
     # Remaining work.
@@ -264,7 +264,7 @@ class VideoLoader(UnsupportedProtocols):
         return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 
     def stats(self) -> LoaderStats:
-        """Return statistics of the batches handed out so far: times, bytes, substitutions and requests."""
+        """Return statistics on the batches handed out so far: times, bytes, substitutions and requests."""
         store, cache = store_stats(self._selection.mix.sources)
         depth, in_ring = self._pipeline.queue_depth, self._pipeline.num_in_ring
         return replace(self._meter.stats(), store=store, cache=cache, queue_depth=depth, ring_batches=in_ring)
@@ -289,7 +289,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._iterate(*self._start_run(end_epoch, is_again), end_epoch)
 
     def _start_run(self, end_epoch: int | None, is_again: bool = False) -> tuple[Pipeline, int]:
-        """Start a run up to `end_epoch`, or of one epoch if versions are followed. Return (pipeline, run number)."""
+        """Start a run up to `end_epoch`, or of one epoch if it follows versions. Return (pipeline, run number)."""
         self._monitor.begin(self._setup, self._plan.cursor, is_again, self.stats)
         pipeline = self._open_pipeline()
         run, last = pipeline.stop(), self._plan.cursor.epoch + 1 if self._follows else end_epoch
@@ -379,8 +379,8 @@ class VideoLoader(UnsupportedProtocols):
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Resume at the next `iter()`, after the batch at which `state` was saved. A loop in progress ends.
 
-        If the samples of a dataset have changed since then, the version of the state is opened, unless the dataset was
-        passed as an open Dataset or with another version.
+        If the samples of a dataset have changed since then, the version recorded in the state is opened, unless the
+        dataset was passed as an open Dataset or with another version.
 
         Raises StateError, and changes nothing, for a state from another dataset, split, filter, seed, shuffle or tail,
         or from a version that was deleted.
@@ -398,7 +398,7 @@ class VideoLoader(UnsupportedProtocols):
         self._move_to(cursor)
 
     def set_epoch(self, epoch: int, step: int | None = None) -> None:
-        """Start the given epoch at the next `iter()`, at step `step` if that is given. A loop in progress ends.
+        """Start the given epoch at the next `iter()`, at step `step` if given. A loop in progress ends.
 
         Without `step`, the current epoch keeps its position, so that the usual `set_epoch` before each loop does not
         undo a resume. Raises ConfigError for an invalid epoch, or for a step that the epoch does not contain.
@@ -425,7 +425,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._arguments.plan.schedule.follow
 
     def _follow(self) -> None:
-        """If an epoch is about to begin, and versions are followed, continue in the newest version."""
+        """If an epoch is about to begin and the loader follows versions, continue in the newest version."""
         if not self._follows:
             return
         mix, is_due, self._is_due = self._selection.mix, self._is_due, False

@@ -44,20 +44,20 @@ _KEPT_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class DatasetConfig:
-    """Configuration of one dataset of a loader."""
+    """Configuration of one dataset in a loader."""
 
     url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
-    num_repeats: float | str | Fraction = option(1, help="Deliveries per sample and epoch, such as 2, 0.5 or '3/2'.")
+    num_repeats: float | str | Fraction = option(1, help="Deliveries per sample per epoch, such as 2, 0.5 or '3/2'.")
     weight: float | str | Fraction | None = option(
         None, help="Weight of this dataset in the mix, as an alternative to num_repeats."
     )
-    where: str | None = option(None, help="Condition on columns that selects samples of this dataset.")
+    where: str | None = option(None, help="Condition on columns that selects samples from this dataset.")
     name: str | None = option(
         None,
-        help="Name of the dataset, from which the seed of its random choices is derived.",
+        help="Name of the dataset, from which the seed for its random choices is derived.",
         shown_default="its position in the list",
     )
-    captions: TextOptions = option(default_factory=TextOptions, help="Options for the texts of the samples.")
+    captions: TextOptions = option(default_factory=TextOptions, help="Options for the samples' texts.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -78,8 +78,8 @@ Features: TypeAlias = str | Path | Sidecar
 class DataArguments:
     """VideoLoader's arguments for input data, with the same names.
 
-    versions: version to open of each dataset. None selects the version that the URL of the dataset names, and an empty
-        tuple selects this version for all datasets.
+    versions: version to open for each dataset. None selects the version that the dataset's URL names. An empty tuple is
+        the same as None for every dataset.
     """
 
     dataset: Datasets | Sequence[Datasets]
@@ -97,8 +97,8 @@ class DataArguments:
 class Subset:
     """Samples of a dataset that a loader uses: the samples of one split that pass a filter.
 
-    shards: bucket id → shards with such samples, in plan order.
-    counts: bucket id → number of such samples in each of those shards.
+    shards: bucket id → shards that contain these samples, in plan order.
+    counts: bucket id → number of these samples in each of the shards.
     draws: bucket id → draw sets that contain these shards.
     """
 
@@ -109,7 +109,7 @@ class Subset:
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """Return the ShardInfo of shard `number` of a bucket. Recent results are cached."""
+        """Return the ShardInfo for shard `number` of a bucket. Recent results are cached."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -137,10 +137,10 @@ class Subset:
 
 @dataclass(frozen=True, eq=False)
 class MixPart:
-    """One dataset of a loader. It does not reference the loader, so that threads do not keep the loader alive.
+    """One dataset in a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
     number: number of the part, unique in the loader.
-    seed: seed of the random choices for its samples (SAMPLE-1). With several datasets, it is derived from the loader's
+    seed: seed for the random choices for its samples (SAMPLE-1). With several datasets, it is derived from the loader's
         seed; with one dataset, it is the loader's seed.
     columns: column name used by the caller → column name in this dataset's index.
     rate: rule for the frame rate at which clips are read.
@@ -176,7 +176,7 @@ class MixPart:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size in bytes of the largest clip, or of the largest features of a sample."""
+        """Size in bytes of the largest clip, or of the largest features file that replaces a clip."""
         return self.subset.max_clip_bytes if self.sidecar is None else self.sidecar.max_member_bytes
 
 
@@ -184,7 +184,7 @@ class MixPart:
 class Mix:
     """All datasets of a loader.
 
-    repeats: deliveries per sample and epoch, for each dataset.
+    repeats: deliveries per sample per epoch, for each dataset.
     buckets: bucket id → bucket, for all datasets; see `_common_ids`.
     """
 
@@ -194,7 +194,7 @@ class Mix:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size in bytes of the largest clip, or of the largest features of a sample."""
+        """Size in bytes of the largest clip, or of the largest features file that replaces a clip."""
         return max(part.max_clip_bytes for part in self.parts)
 
     @property
@@ -240,7 +240,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One slot of a batch: a stored sample, and the number of its visit (see RandomChoices).
+    """One slot in a batch: a stored sample, and the number of its visit (see RandomChoices).
 
     shard: index of the shard in `part.subset.shards[bucket_id]`.
     place: index of the sample among the samples of the shard that pass the part's filter.
@@ -273,8 +273,8 @@ class SampleRequest:
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
     """Yield (shard, place) of all possible substitutes for a bad sample, in the order in which they are tried (BAD-1).
 
-    The other samples of its shard come first, starting after the bad sample and wrapping around. The samples of the
-    bucket's other shards follow, starting with the next shard and wrapping around.
+    The other samples in the bad sample's shard come first, starting after the bad sample and wrapping around. The
+    samples of the bucket's other shards follow, starting with the next shard and wrapping around.
     """
     counts = sample.part.subset.counts[sample.bucket_id]
     for step in range(len(counts)):
@@ -306,7 +306,7 @@ def configs_of(datasets: object) -> list[DatasetConfig]:
 
 
 def open_configs(datasets: object, stores: Stores, versions: Sequence[int | None] = ()) -> list[DatasetConfig]:
-    """Return the configs of `configs_of`, with each URL replaced by the open dataset.
+    """Return the same configs as `configs_of`, with each URL replaced by an open dataset.
 
     versions: see DataArguments.
     Raises ConfigError for invalid values, and the same errors as `open_dataset`.
@@ -319,7 +319,7 @@ def open_configs(datasets: object, stores: Stores, versions: Sequence[int | None
 
 
 def can_change_version(config: DatasetConfig) -> bool:
-    """Return True if other versions of the dataset can be opened: if it was given as a URL without a version."""
+    """Return True if other versions can be opened, because the dataset was given as a URL without a version."""
     return not isinstance(config.url, Dataset) and DatasetRef.parse(config.url).is_newest
 
 
@@ -395,7 +395,7 @@ def _repeats(
     by: MixBy,
     model: ModelRule | None,
 ) -> list[Fraction]:
-    """Return the number of deliveries per sample and epoch, for each dataset."""
+    """Return the number of deliveries per sample per epoch, for each dataset."""
     if configs[0].weight is not None:
         weights = [exact_fraction("weight", config.weight) for config in configs]
         if by == "tokens":  # else datasets of different models may be mixed

@@ -24,13 +24,13 @@ DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Format of the delivered samples, and records of what was delivered."""
+    """Format of the delivered samples, and records of the deliveries."""
 
     layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is uint8 RGB.")
     pixels: Pixels | None = option(
         None,
-        help="Pixel format of batches in memory. `yuv420p` takes half as much memory as `rgb24`, and is converted "
-        "exactly to RGB on the device.",
+        help="Pixel format of batches in memory. `yuv420p` takes half as much memory as `rgb24`, and is "
+        "converted to RGB exactly, on the device.",
         shown_default="yuv420p with a CUDA device and even bucket sizes, otherwise rgb24",
     )
     accuracy: Accuracy | None = option(
@@ -47,12 +47,13 @@ class OutputOptions:
     )
     tokenizer: Tokenizer | None = option(
         None,
-        help="Function that converts the texts of a batch (a list of str) to `batch.text_tokens`, int64 (B, L), and "
-        "`batch.text_mask`, bool (B, L). The loader calls it once per batch in the caller's thread, while "
+        help="Function that converts a batch's texts (a list of str) to `batch.text_tokens` (int64) and "
+        "`batch.text_mask` (bool), both with shape (B, L). The loader calls it once per batch in the "
+        "caller's thread, while "
         "workers decode.",
     )
     audio: AudioOptions | None = option(
-        None, help="Audio to deliver as `batch.audio`, float32 (B, channels, samples); see AudioOptions."
+        None, help="Audio to deliver as `batch.audio`, float32 with shape (B, channels, samples); see AudioOptions."
     )
     ledger: str | Path | None = option(
         None, help="Local folder, shared by all ranks and runs, for a log of every delivered sample."
@@ -69,7 +70,7 @@ class OutputOptions:
     )
     metrics_host: str = option("127.0.0.1", help="Address at which the endpoint listens.")
     metrics_folder: str | Path | None = option(
-        None, help="Local folder in which each rank writes a file of statistics, with one JSON line every 10 seconds."
+        None, help="Local folder in which each rank writes a statistics file, with one JSON line every 10 seconds."
     )
 
     def __post_init__(self) -> None:
@@ -117,7 +118,7 @@ class ScheduleOptions:
     mix_by: MixBy = option("samples", help="Unit in which dataset weights are measured.")
     follow: bool = option(
         False,
-        help="Continue each epoch in the newest version of the datasets, or stay in the version that was opened.",
+        help="Begin each epoch in the newest version of the datasets. If False, stay in the version that was opened.",
     )
 
     def __post_init__(self) -> None:
@@ -163,7 +164,7 @@ class ProcessGroups:
     process_group: Any = option(
         None,
         help="Process group whose members compare their plans at the start of each loop.",
-        shown_default="all processes if `world` is that of torch.distributed, otherwise none",
+        shown_default="all processes if `world` matches the ranks of torch.distributed, otherwise none",
     )
     shared_group: Any = option(
         None,

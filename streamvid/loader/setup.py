@@ -121,7 +121,7 @@ class Setup:
 
     @property
     def form(self) -> Mapping[str, Any]:
-        """Options that determine the contents of a delivery, by name, as JSON. All ranks must have the same values."""
+        """Names and values, as JSON, of the options that determine a delivery. All ranks must have the same values."""
         captions = [part.text.options for part in self.mix.parts]
         names = ("choice", "template", "prefix", "dropout", "part_dropout")
         return {
@@ -201,7 +201,7 @@ def set_up(
 
     Raises ConfigError for invalid arguments, and DatasetError for unusable datasets.
 
-    stores: open stores of an earlier setup with the same arguments, to be reused.
+    stores: open stores from an earlier setup with the same arguments, to be reused.
     """
     world, options = _world(plan.world), plan.options(data.split)
     if plan.num_epochs is not None:
@@ -244,7 +244,7 @@ def set_up(
 
 
 def _audio_form(mix: Mix) -> Mapping[str, Any]:
-    """Return the sample rate, channels and length of each bucket's audio, as JSON. Empty if no audio is delivered."""
+    """Return the sample rate, channels and length of each bucket's audio, as JSON; {} if no audio is delivered."""
     plan = mix.audio
     if plan is None:
         return {}
@@ -276,7 +276,7 @@ def _columns(columns: object, output: OutputOptions) -> tuple[str, ...]:
         raise ConfigError(f"columns={columns!r}: must be a list of names, such as [{shown!r}]")
     for name in columns:
         if name in STANDARD_FIELDS:
-            raise ConfigError(f"columns: {name!r} is the name of a standard field of batches; rename the column")
+            raise ConfigError(f"columns: {name!r} is the name of a standard batch field; rename the column")
     if output.tokenizer is not None:
         check_token_fields(tuple(columns))
     return tuple(columns)
@@ -347,7 +347,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
 
 
 def _check_heard(output: OutputOptions) -> None:
-    """Raise ConfigError if options for pictures are set, but there are no pictures."""
+    """Raise ConfigError if options for pictures are set, but the datasets contain no pictures."""
     plain = OutputOptions()
     for name in ("layout", "pixels", "accuracy"):
         value = getattr(output, name)
@@ -421,7 +421,7 @@ def loader_memory(
     media: Sequence[Medium] = (),
     audio: AudioPlan | None = None,
 ) -> LoaderMemory:
-    """Return the sizes of a loader's memory.
+    """Return the sizes of a loader's shared memory areas.
 
     pixels: format in the ring; None if the ring contains stored clips.
     """

@@ -24,7 +24,7 @@ _MAX_NAMED = 1000
 
 @dataclass(frozen=True, slots=True)
 class StateVersions:
-    """Versions of the datasets at a position. A state lists these versions, but can also be loaded with others.
+    """Versions of the datasets at a position. A state lists these versions, but can also be loaded with other versions.
 
     current: version of each dataset.
     carried: version of each dataset from which samples are still carried over; empty if no samples are carried over.
@@ -43,7 +43,7 @@ class StateVersions:
             if not isinstance(numbers, list) or not all(type(number) is int and number >= 1 for number in numbers):
                 raise StateError(
                     f"{name}={numbers!r} in the loader state: must be a list of version numbers; the state is damaged. "
-                    "Use an older state, or start without one"
+                    "Use an older state, or start without a state"
                 )
             found.append(tuple(numbers))
         return StateVersions(*found)
@@ -75,7 +75,7 @@ def make_state(
 
 
 def _packed(positions: Mapping[str, int]) -> str:
-    """Return positions in the order of their bucket ids, as base64 of big-endian integers of the same width.
+    """Return the positions, in the order of their bucket ids, as base64-encoded big-endian integers of equal width.
 
     For 10,000 buckets, the text takes 40 kB; a JSON object of ids and numbers would take 200 kB. The text is not
     compressed, because ranks would need the same version of a compression library, and reading would need a size limit.
@@ -104,7 +104,7 @@ def _unpacked(text: str, bucket_ids: Iterable[str], force: bool) -> dict[str, in
 
 
 def _checksum(state: Mapping[str, Any]) -> str:
-    """Return a digest of a state without its checksum. Only `make_state` adds valid checksums."""
+    """Return the checksum of a state that does not contain a checksum yet."""
     text = json.dumps(state, sort_keys=True, separators=(",", ":"), default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -121,7 +121,7 @@ def _progress(plan: AnyPlan, cursor: Cursor) -> float:
 def read_state(
     state: Mapping[str, Any], bucket_ids: Iterable[str], force: bool
 ) -> tuple[Cursor, float, Mapping[str, Any]]:
-    """Return (cursor, progress, identity of the plan) of a state. Raises StateError if the state is not valid.
+    """Return a state's (cursor, progress, plan identity). Raises StateError if the state is not valid.
 
     bucket_ids: ids of the loader's buckets; needed because a state with many buckets does not contain the ids.
     """
@@ -136,14 +136,14 @@ def read_state(
     if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
         raise StateError(
             f"progress={progress!r} in the loader state: must be a number from 0 to 1; the state is damaged. Use an "
-            "older state, or start without one"
+            "older state, or start without a state"
         )
     checksum = _checksum({name: state[name] for name in state if name != "checksum"})
     if state.get("checksum") != checksum:
         raise StateError(
             f"checksum={state.get('checksum')!r} in the loader state does not match the checksum {checksum!r} of its "
             "values; the state was damaged or edited after state_dict() returned it. Use an older state, or start "
-            "without one"
+            "without a state"
         )
     return cursor, progress, value
 
@@ -172,12 +172,12 @@ def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) 
             "use the state as an approximate position with load_state_dict(state, force=True)"
         )
     if differing:
-        _log.warning("using a state that does not belong to this loader as an approximate position: %s", differing)
+        _log.warning("the state does not belong to this loader and is used as an approximate position: %s", differing)
     return not differing
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """Return the differences between a state's identity and the expected one, each with both values."""
+    """Return the differences between a state's identity and the expected identity, each with both values."""
     datasets = found.get("datasets")
     is_valid = isinstance(datasets, list) and all(isinstance(one, Mapping) for one in datasets)
     theirs = _name_by_name({**found, "datasets": datasets if is_valid else []})
@@ -199,7 +199,7 @@ def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the values that determine a plan, by name, so that processes can compare them. The rank is not included.
+    """Return a mapping of the values that determine a plan, so that processes can compare them, without the rank.
 
     Causes come before their effects, so that a comparison names the causes first. Values are plain JSON.
     """

@@ -1,4 +1,4 @@
-"""Statistics of a loader's time and bytes, as returned by `loader.stats()`."""
+"""Statistics on a loader's time and bytes, as returned by `loader.stats()`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from streamvid.storage import CacheStats, StoreStats
 
 @dataclass(slots=True)
 class BatchStats:
-    """Statistics of reading and decoding the samples of one or more batches.
+    """Statistics on reading and decoding the samples in one or more batches.
 
     Seconds are summed over samples, which are read and decoded concurrently while the caller computes. The sums show
     why the caller waits, not how long a step takes.
 
-    store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: seconds of the caller's wait
-        during which the next batch was held up by reading, decoding, a full ring, and planning, respectively.
+    store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: parts of the caller's wait
+    during which reading, decoding, a full ring or planning, respectively, held up the next batch.
     """
 
     fetch_seconds: float = 0.0
@@ -44,21 +44,21 @@ _BATCH_FIELDS = tuple(one.name for one in fields(BatchStats))
 
 
 WAIT_BOUNDS = tuple(digit * 10.0**power for power in range(-4, 2) for digit in (1, 2, 5))
-"""Upper bounds in seconds of the classes of waits, from 0.1 ms to 50 s; longer waits form one more class."""
+"""Upper bounds of the wait classes in seconds, from 0.1 ms to 50 s; longer waits form one more class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """Statistics of the batches that one rank has handed out so far. All times are in seconds.
+    """Statistics on the batches that one rank has handed out so far. All times are in seconds.
 
     seconds: time since the first batch was requested.
     wait_seconds: part of `seconds` during which the caller waited for batches.
     batch_seconds: part of `seconds` spent building batches and starting their copies to the device.
-    work: statistics of reading and decoding the samples.
+    work: statistics on reading and decoding the samples.
     queue_depth: number of complete batches ready now.
     queue_depth_sum: sum of the queue depths at all handovers.
     ring_batches: number of batches that now have memory in the ring (being filled, ready, or held by the caller).
-    last: statistics of the last batch alone, when it was handed over; `seconds` counts from the previous handover.
+    last: statistics on the last batch alone, when it was handed over; `seconds` counts from the previous handover.
     store, cache: this process's requests to object stores, and its use of the cache; each is None if unused.
     wait_counts: number of waits for a batch in each class of WAIT_BOUNDS.
     resources: the loader's decoders and threads; None in `last`.
@@ -81,7 +81,7 @@ class LoaderStats:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Part that limits the loader, with reasons and remedies, or None for fewer than 10 batches.
+        """Verdict on what limits the loader, with reasons and remedies; None for fewer than 10 batches.
 
         `loader.stats().since(earlier).verdict` is the verdict on the time since `earlier`.
         """
@@ -110,10 +110,10 @@ class LoaderStats:
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
 
     def wait_quantile(self, share: float) -> float:
-        """Return the wait in seconds that a share of the waits (0 to 1) did not exceed.
+        """Return the wait, in seconds, that a given share of the waits (0 to 1) did not exceed.
 
-        0.5 gives the median and 0.99 the 99th percentile. The result is rounded up to one of WAIT_BOUNDS; it is
-        infinite for waits of more than 50 s.
+        A share of 0.5 gives the median, and 0.99 gives the 99th percentile. The result is rounded up to one of
+        WAIT_BOUNDS, or is infinite if it exceeds 50 s.
         """
         wanted, totals = share * sum(self.wait_counts), accumulate(self.wait_counts)
         bounds = zip((*WAIT_BOUNDS, math.inf), totals, strict=True)

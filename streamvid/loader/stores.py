@@ -1,4 +1,4 @@
-"""Access to the stores of a loader's datasets: settings, this rank's share of requests, and the cache."""
+"""Access to the stores that hold a loader's datasets: settings, this rank's share of requests, and the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 @dataclass(frozen=True)
 class Stores:
-    """Access of one rank to the stores.
+    """One rank's access to the stores.
 
     options: storage options, with limits divided by the number of local ranks.
     """
@@ -71,9 +71,9 @@ class Stores:
 
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
-    """Return (statistics of object stores, statistics of the cache) for this process.
+    """Return (object store statistics, cache statistics) for this process.
 
-    The statistics are None without object stores or without a cache, respectively.
+    The first is None if no object store is used, and the second is None if no cache is used.
     """
     stores = {id(_origin(dataset.store)): dataset.store for dataset in datasets if not dataset.store.is_local}
     if not stores:

@@ -16,10 +16,10 @@ FEW_STEPS = 10
 """Number of batches below which figures are only rough."""
 
 BUSY = 0.85
-"""Share of the time from which a busy part counts as the limit."""
+"""Minimum share of the time that a part must be busy to count as the limit."""
 
 KEEPS_UP = 0.05
-"""Share of the time that a caller waits, up to which the data keeps up with it."""
+"""Maximum share of the time that a caller may wait before the data no longer counts as keeping up."""
 
 _ROOM = 2  # samples per decoder: one being decoded, and one waiting
 
@@ -30,7 +30,7 @@ LIMITS: Mapping[Limit, str] = {
     "cores": "decoding, on all available cores",
     "store": "the store",
     "main": "the main process",
-    "ring": "memory: prefetch_bytes has room for fewer samples than the workers could decode at once",
+    "ring": "memory: prefetch_bytes has room for fewer samples than the workers could decode simultaneously",
 }
 assert set(LIMITS) == set(get_args(Limit))
 
@@ -39,7 +39,7 @@ assert set(LIMITS) == set(get_args(Limit))
 class Setting:
     """Run conditions that affect the advice.
 
-    clips: storage form of the clips, copy or native.
+    clips: storage form of the clips, "copy" or "native".
     """
 
     num_cores: int
@@ -160,11 +160,11 @@ def advice(limit: Limit, usage: Usage, setting: Setting) -> tuple[str, ...]:
         return (near, *([native] if setting.clips == "copy" else []))
     if limit == "main":
         return (
-            "larger batches, because each batch costs the main process about the same",
+            "larger batches, because each batch costs the main process about the same time",
             "more ranks, each with its own process",
         )
     if limit == "caller":
         return ()
     enough = max(1, math.ceil(usage.decoders_busy * max(1, usage.num_workers)))
-    fewer = f"at most {enough} worker(s); the others had no work"
+    fewer = f"at most {enough} worker(s); the other workers had no work"
     return ("more prefetch_bytes, to have more samples in flight", *([fewer] if usage.num_workers else []))

@@ -1,4 +1,4 @@
-"""Versions of a loader's datasets: the one of a state, the newest one, and changes from one to another."""
+"""Versions of a loader's datasets: how a loader resumes in a state's version and continues in the newest version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LoaderArguments:
-    """All arguments of a VideoLoader, with which the loader can be set up again with other versions of its datasets."""
+    """All arguments of a VideoLoader, kept to set the loader up again with other versions of its datasets."""
 
     data: DataArguments
     plan: PlanArguments
@@ -40,12 +40,12 @@ class LoaderArguments:
     def set_up(self, versions: Sequence[int | None] = (), stores: Stores | None = None) -> Setup:
         """Return the setup with these versions of the datasets. Raises the same errors as `setup.set_up`.
 
-        stores: open stores of an earlier setup.
+        stores: open stores from an earlier setup.
         """
         return set_up(replace(self.data, versions=tuple(versions)), self.plan, self.delivery, stores)
 
     def check_follow(self) -> None:
-        """Raise ConfigError if following versions is requested, but not possible for these datasets."""
+        """Raise ConfigError if following versions is requested, but is not possible for these datasets."""
         if not self.plan.schedule.follow:
             return
         if self.data.features is not None:
@@ -65,7 +65,7 @@ class LoaderArguments:
     def resumed(self, setup: Setup, state: Mapping[str, Any], force: bool) -> tuple[Setup, Cursor]:
         """Return the setup and the position for a state.
 
-        The setup is `setup` itself if it has the samples of the state.
+        The setup is `setup` itself if it has the same samples as the state.
 
         Raises StateError if the state is invalid, belongs to another plan, or is from a version that was deleted. With
         `force`, such a state is used as an approximate position in `setup`.
@@ -190,7 +190,7 @@ def after(new: Setup, old: Setup) -> Setup:
 
 
 def with_earlier(new: Selection, old: Selection) -> Selection:
-    """Return the new selection, whose plans then begin with the samples that `old` has carried over."""
+    """Return the new selection, changed so that its plans begin with the samples that `old` has carried over."""
     numbers = range(len(new.mix.parts), 2 * len(new.mix.parts))
     parts = tuple(
         replace(part, number=number, later=part.number) for part, number in zip(old.mix.parts, numbers, strict=True)

@@ -1,4 +1,4 @@
-"""Rank of this process, from torch.distributed or a mesh, or else from environment variables of launchers."""
+"""Rank of this process, from torch.distributed or a mesh, or else from launchers' environment variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAUNCHERS = (
 def detect_world(environ: Mapping[str, str] | None = None) -> World:
     """Return the data-parallel position of this process. Without a launcher, this process is the only rank.
 
-    Raises ConfigError if a launcher's variables are not a valid rank and number of ranks.
+    Raises ConfigError if a launcher's variables do not contain a valid rank and number of ranks.
     """
     if environ is None:
         if is_initialised():
@@ -39,8 +39,9 @@ def detect_world(environ: Mapping[str, str] | None = None) -> World:
                 return World(rank=int(environ[rank_name]), num_ranks=int(environ[size_name]))
             except ValueError as error:
                 raise ConfigError(
-                    f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r} (variables of {launcher}) "
-                    f"do not describe a valid rank: {error}. Correct them, or pass world=World(rank, num_ranks)"
+                    f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r} (set by "
+                    f"{launcher}) do not describe a valid rank: {error}. Correct them, or pass "
+                    "world=World(rank, num_ranks)"
                 ) from error
     return World()
 

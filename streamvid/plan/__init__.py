@@ -1,7 +1,7 @@
-"""Computation of the steps of an epoch, without I/O, torch or a clock.
+"""Epoch planning: which samples each step delivers, computed without I/O, torch or a clock.
 
-This package may import `errors`, `config`, `buckets` and the draw sets of `dataset`. README.md gives the reading order.
-Names are imported when they are first used, so that options and `streamvid plan --help` do not import numpy.
+This package may import `errors`, `config`, `buckets` and the draw sets from `dataset`. README.md gives the reading
+order. Names are imported when they are first used, so that options and `streamvid plan --help` do not import numpy.
 """
 
 from __future__ import annotations

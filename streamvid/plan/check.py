@@ -21,7 +21,7 @@ _NUM_NAMED = 10
 
 
 def shard_counts(sources: Sequence[PlanSource]) -> dict[str, dict[int, Int64Array]]:
-    """Return a mapping from bucket id to source index to the number of samples per shard, sorted by bucket id."""
+    """Return the number of samples per shard for each bucket id and source index, sorted by bucket id."""
     counts: dict[str, dict[int, Int64Array]] = {}
     for number, source in enumerate(sources):
         for name, of_shards in source.num_samples.items():
@@ -38,13 +38,13 @@ def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64
         )
     if counts.size and (int(counts.min()) < 0 or float(counts.sum(dtype=np.float64)) > MAX_POSITION):
         raise ConfigError(
-            f"num_samples[{bucket_id!r}]: must be at least 0 for each shard, with a sum of at most {MAX_POSITION}"
+            f"num_samples[{bucket_id!r}]: must be at least 0 for each shard, and at most {MAX_POSITION} in total"
         )
     return counts.astype(np.int64, copy=False)
 
 
 def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> None:
-    """Raise ConfigError if a bucket has no batch size, an unknown bucket has one, or a batch size is invalid."""
+    """Raise ConfigError if a bucket has no batch size, or if a batch size is invalid or is for an unknown bucket."""
     for name, size in batch_sizes.items():
         require_integer(f"batch_sizes[{name!r}]", size, 1, 1 << 20)
     if missing := sorted(counts.keys() - batch_sizes.keys()):
@@ -103,8 +103,8 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
     reached = max(span.end, span.position) + span.global_batch
     if reached > MAX_POSITION:
         raise StateError(
-            f"bucket {span.bucket_id}: epoch {span.epoch} of {num_samples} samples reaches position {reached}, but the "
-            f"maximum is {MAX_POSITION}; start at an earlier epoch"
+            f"bucket {span.bucket_id}: epoch {span.epoch}, with {num_samples} samples, reaches position "
+            f"{reached}, but the maximum position is {MAX_POSITION}; start at an earlier epoch"
         )
 
 
@@ -122,7 +122,7 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
     ]
     remedies = ["a smaller batch_size", "fewer ranks", "tail='pad'", "tail='shrink'"]
     if options.accumulate > 1:
-        remedies.insert(0, f"a smaller accumulate than {options.accumulate}")
+        remedies.insert(0, f"a value of accumulate below {options.accumulate}")
     if soonest is not None:
         remedies.append(f"at least {soonest} epochs (tail='carry' carries samples over)")
     *others, last = remedies

@@ -1,4 +1,4 @@
-"""Costs of training steps, predicted from the tokens of a batch, and classes of buckets with approximately equal costs.
+"""Costs of training steps, predicted from the tokens in a batch, and classes of buckets with approximately equal costs.
 
 A batch of B samples of s tokens each takes
 
@@ -6,7 +6,7 @@ A batch of B samples of s tokens each takes
 
 `per_pair` is the cost of attention, where each token attends to all tokens of its sample. Without measurements,
 only the ratios of costs are meaningful: the constant is 0, and attention costs as much as everything else at 12,288
-tokens per sample. For a width of 2,048, this is the value of s at which 24 * width**2 operations per token and layer
+tokens per sample. For a width of 2,048, this is the value of s at which 24 * width**2 operations per token per layer
 equal 4 * s * width operations.
 
 All computations, including the fit, use exact arithmetic: the same measurements give the same table, and the same table
@@ -48,7 +48,7 @@ _DEPENDENT = Fraction(1, 10**9)  # below this share of their length, columns cou
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Table for predicting the nanoseconds of a training step from its bucket and batch size.
+    """Table that predicts how many nanoseconds a training step takes, from its bucket and batch size.
 
     tokens: bucket id → number of tokens per sample.
     constant, per_token, per_pair: coefficients of the cost formula (see cost.py), in attoseconds.
@@ -97,7 +97,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return the nanoseconds per step with the bucket's batch size, by bucket id, for `cost_classes`."""
+        """Map each bucket id to nanoseconds per step with the bucket's batch size, as input for `cost_classes`."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class CostTable:
 
 
 def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> CostTable:
-    """Return a cost table without measurements, with the default share of attention. Only cost ratios are meaningful.
+    """Return a cost table without measurements. Attention has its default share, and only cost ratios are meaningful.
 
     model: model whose VAE and patch sizes determine the number of tokens; None uses `Bucket.tokens`.
     """
@@ -139,17 +139,18 @@ def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> 
 def fit_costs(
     measurements: Iterable[tuple[str, int, float]], buckets: Iterable[Bucket], model: ModelRule | None = None
 ) -> CostTable:
-    """Fit a cost table to measured steps: (bucket id, batch size, seconds) in any order, including first steps.
+    """Fit a cost table to measured steps, given as (bucket id, batch size, seconds) in any order.
 
-    The cost of a batch that was measured at least three times is the median of its measurements. Other costs are
-    predicted with three non-negative coefficients. They are fitted to the medians of the batches measured at least
-    three times, or of all batches if there are none, by minimizing the sum of the squared relative errors. If all
-    measurements have the same number of tokens per sample, attention keeps its default share of the non-constant cost.
+    Slow first steps may be included, because the cost of a batch that was measured at least three times is the median
+    of its measurements. Other costs are predicted with three non-negative coefficients. They are fitted to the medians
+    of the batches measured at least three times, or of all batches if no batch was measured that often, by minimizing
+    the sum of the squared relative errors. If all measurements have the same number of tokens per sample, attention
+    keeps its default share of the non-constant cost.
 
     model: see `default_costs`.
 
-    Numbers may be numpy scalars. Raises ConfigError if the list is empty, an entry is malformed, a bucket is unknown or
-    a number of seconds is not above 0 and at most 1,000,000.
+    Numbers may be numpy scalars. Raises ConfigError if the list is empty, an entry is malformed, a bucket is unknown,
+    or a duration is not above 0 and at most 1,000,000 seconds.
     """
     tokens = _tokens_of(buckets, model)
     groups: dict[tuple[str, int], list[int]] = {}
@@ -167,7 +168,7 @@ def fit_costs(
 
 
 def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str, int]:
-    """Return the class number of each bucket, by bucket id. Class 0 is the cheapest class.
+    """Map each bucket id to the number of the bucket's cost class. Class 0 is the cheapest class.
 
     A class contains the buckets that cost at most `tolerance` more than the cheapest bucket of the class.
     costs: bucket id → cost, an integer of at least 1.
@@ -175,7 +176,7 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
     Raises ConfigError for other values.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
-        raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 10, such as 0.1 for 10 %")
+        raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 10, such as 0.1 for 10%")
     for name, cost in costs.items():
         require_integer(f"cost table costs[{name!r}]", cost, 1)
     # Exact arithmetic, so that rounding never puts a bucket into another class on another machine.
@@ -190,7 +191,7 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
 
 
 def _columns(tokens: int, batch_size: int) -> tuple[int, int, int]:
-    """Return the factors of the three coefficients in the cost formula."""
+    """Return the factors by which the cost formula multiplies its three coefficients."""
     return 1, batch_size * tokens, batch_size * tokens * tokens
 
 
@@ -299,7 +300,7 @@ def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, 
     if not isinstance(bucket_id, str) or bucket_id not in tokens:
         known = ", ".join(sorted(tokens)[:10]) + ", …" * (len(tokens) > 10)
         raise ConfigError(
-            f"bucket {bucket_id!r} is not in the cost table, which contains {known or 'no bucket'}; create the table "
+            f"bucket {bucket_id!r} is not in the cost table, which contains {known or 'no buckets'}; create the table "
             "for all buckets of the dataset (loader.buckets)"
         )
     require_integer(f"cost table batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)

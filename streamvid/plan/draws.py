@@ -1,4 +1,5 @@
-"""Draw sets. A draw set contains clips that are stored in several buckets. Each pass draws one bucket or none per clip.
+"""Draw sets. A draw set contains clips that are stored in several buckets. Each pass draws at most one bucket for a
+clip.
 
 The clips of a draw set have the same buckets with the same probabilities. Each of these buckets stores all clips of the
 set, in the same order and in shards of equal sizes. A pass over the N clips of a set covers N slots of an endless line:
@@ -8,8 +9,8 @@ set, in the same order and in shards of equal sizes. A pass over the N clips of 
 
 The labels keep their proportions over every stretch, and so within every shard. Two things are drawn for each pass:
 the slot of the set's first clip, and the assignment of a shard's labels to its clips. Each clip is therefore drawn for
-each bucket with that bucket's probability, but never for two buckets at once. The number of samples that a pass has in
-a bucket follows from a formula. All buckets of a set compute the same result independently.
+each bucket with that bucket's probability, but never for two buckets in the same pass. The number of samples that a
+pass has in a bucket follows from a formula. All buckets of a set compute the same result independently.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class DrawSet:
     weights: probabilities of the buckets, in units of 1 / UNIT. UNIT minus their sum is the probability, in the same
         units, that a clip is not drawn for any bucket.
     member: index of this bucket in `weights`.
-    shards: (m,) indices of the set's shards in the bucket, ascending.
+    shards: ascending indices of the set's shards in the bucket, with shape (m,).
     """
 
     name: int
@@ -53,8 +54,8 @@ class DrawSet:
     def __post_init__(self) -> None:
         if not 0 <= self.member < len(self.weights) or min(self.weights) < 0 or not 0 < sum(self.weights) <= UNIT:
             raise ConfigError(
-                f"draw set with weights {self.weights}, member {self.member}: weights must be at least 0 with a sum "
-                f"from 1 to {UNIT}, and member must be an index of weights"
+                f"draw set with weights {self.weights}, member {self.member}: weights must be at least 0, their "
+                f"sum must be from 1 to {UNIT}, and member must be an index of weights"
             )
 
     @property
@@ -66,7 +67,7 @@ class DrawSet:
 def draw_sets(
     sets: Sequence[StoredSet], numbers: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Int64Array]
 ) -> dict[str, list[DrawSet]]:
-    """Return the draw sets of each bucket, by bucket id.
+    """Map each bucket id to the bucket's draw sets.
 
     numbers: bucket id → indices of the shards that the plan uses, among all shards of the bucket, in the plan's order.
     counts: bucket id → sample counts of the same shards.
@@ -92,7 +93,7 @@ def draw_sets(
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Selection of the samples of a pass: `sizes[i]` samples of shard i.
+    """Samples selected for a pass: `sizes[i]` samples from shard i.
 
     If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples are used, starting at position `firsts[i]`.
     """
@@ -104,7 +105,7 @@ class _Drawn:
 
 
 class DrawnStream(BucketStream):
-    """Stream of a bucket that has shards in draw sets. Its passes have unequal lengths."""
+    """Stream for a bucket that has shards in draw sets. Its passes have unequal lengths."""
 
     def __init__(
         self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int, sets: Sequence[DrawSet]

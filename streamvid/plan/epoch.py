@@ -41,12 +41,12 @@ _STEP_ORDER = 3  # keeps this use of the seed apart from others
 
 
 class EpochPlan:
-    """Plan of the remainder of one epoch, from a cursor, for all ranks.
+    """Plan for all ranks, from a cursor to the end of the cursor's epoch.
 
-    sources: the datasets; for a single dataset, bucket id → number of samples per shard, in manifest order.
-    batch_sizes: bucket id → number of samples per rank and step, for exactly the buckets of the datasets.
+    sources: the datasets or, for a single dataset, bucket id → number of samples per shard, in manifest order.
+    batch_sizes: bucket id → number of samples per rank per step, for exactly the buckets of the datasets.
     costs: bucket id → predicted cost of a batch in any unit; required by sync="cost" and order="largest-first".
-    Raises ConfigError for invalid arguments and StateError if the cursor is from another dataset.
+    Raises ConfigError for invalid arguments and StateError if the cursor belongs to another dataset.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EpochPlan:
         self._open(cursor or Cursor())
 
     def at(self, cursor: Cursor) -> EpochPlan:
-        """Return the same plan, starting at another cursor."""
+        """Return the same plan, starting at a different cursor."""
         other = object.__new__(EpochPlan)
         other.options = self.options
         other.num_ranks = self.num_ranks
@@ -108,7 +108,7 @@ class EpochPlan:
 
     @property
     def batch_sizes(self) -> Mapping[str, int]:
-        """Bucket id → number of samples per rank and step."""
+        """Bucket id → number of samples per rank per step."""
         return self._batch_sizes
 
     def stream(self, bucket_id: str) -> MixedStream:
@@ -270,7 +270,7 @@ class EpochPlan:
         return Cursor(self.cursor.epoch, positions, phase, self.cursor.step + num_steps_done)
 
     def next_epoch(self) -> Cursor:
-        """Return the cursor at the start of the next epoch, after all steps of this one are done."""
+        """Return the cursor at the start of the next epoch, after all steps of this epoch are done."""
         positions = dict(self.cursor_after(self.num_steps_left).positions)
         if not self.options.tail_rule.carries:
             positions = {span.bucket_id: max(positions[span.bucket_id], span.end) for span in self._spans}
@@ -295,7 +295,7 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Return the number of units of each bucket in the first `num_steps` steps, and the filler units.
+        """Return how many units of each bucket the first `num_steps` steps contain, and the filler units.
 
         The result is (bucket id → number of units, list of (bucket, number of filler units)).
         """

@@ -1,4 +1,4 @@
-"""Random numbers from integer arithmetic, equal on all machines and with all versions of numpy and Python.
+"""Random numbers from integer arithmetic, identical on all machines and with all versions of numpy and Python.
 
 The whole algorithm, on 64-bit unsigned integers that wrap:
 
@@ -10,8 +10,8 @@ The whole algorithm, on 64-bit unsigned integers that wrap:
     permute(i, n, k)    an alternating Feistel network of 8 rounds on the b = bit_length(n - 1) bits of i. `high` is the
                         upper b // 2 bits, and `low` is the other bits. Even rounds r apply
                         low ^= mix(high ^ hash64(k, r)), and odd rounds apply high ^= mix(low ^ hash64(k, r)), both
-                        masked to their widths. The network is repeated until the result is below n (cycle walking),
-                        which is then rotated: (result + hash64(k, 8) % n) % n
+                        masked to their widths. The network is repeated until the result is below n (cycle walking).
+                        This result is then rotated: (result + hash64(k, 8) % n) % n
 
 Every part may be a Python int or a numpy integer array. Arrays broadcast, and each element gives the same result as an
 equal int. tests/data/plan_golden.json contains reference values.
@@ -63,7 +63,7 @@ def hash64_array(*parts: int | IntArray) -> UInt64Array:
 
 
 def uniform(*parts: int) -> float:
-    """Return a float64 in [0, 1) from 53 bits of the hash of integers."""
+    """Return a float64 in [0, 1), computed from 53 bits of the integers' hash."""
     return (hash64(*parts) >> 11) * 2.0**-53
 
 
@@ -73,7 +73,7 @@ def uniform_array(*parts: int | IntArray) -> npt.NDArray[np.float64]:
 
 
 def hash_below(n: int, *parts: int) -> int:
-    """Return an integer in [0, n) from the hash of integers. The bias is at most n / 2**64."""
+    """Return an integer in [0, n), computed from the integers' hash. The bias is at most n / 2**64."""
     return (hash64(*parts) * n) >> 64
 
 

@@ -43,12 +43,12 @@ class Lane:
 
     @cached_property
     def num_units(self) -> int:
-        """Number of remaining units of the buckets, without the fillers that the tail policy adds to the last step."""
+        """Number of units left in the buckets, without the fillers that the tail policy adds to the last step."""
         return sum(span.num_units for span in self.spans)
 
     @cached_property
     def num_steps(self) -> int:
-        """Number of remaining steps of the lane. All ranks take part in each step."""
+        """Number of steps left in the lane. All ranks take part in each step."""
         units = self.num_units
         return -(-units // self.num_ranks) if self.options.tail_rule.pads else units // self.num_ranks
 
@@ -77,7 +77,7 @@ class Lane:
         return Track(hash_text(name), num_steps, offset, stride, max(1.0, length), first_id, id_stride, first_key)
 
     def units(self, steps: Int64Array, ranks: range) -> tuple[Units, Int64Array]:
-        """Return (flat units of `ranks` at consecutive steps, number of samples of all ranks at each step)."""
+        """Return (flattened units of `ranks` in consecutive steps, number of samples per step over all ranks)."""
         sizes = np.array([span.batch_size for span in self.spans])
         first, last = steps[:1] * self.num_ranks, steps[-1:] * self.num_ranks + self.num_ranks
         if self.num_ranks <= _FEW_RANKS * len(self.spans):
@@ -103,7 +103,7 @@ class Lane:
         )
 
     def counts(self, num_steps: int) -> list[int]:
-        """Return the number of units of each bucket in the first `num_steps` steps, without fillers."""
+        """Return how many units of each bucket the first `num_steps` steps contain, without fillers."""
         taken = num_steps * self.num_ranks
         if len(self.spans) == 1:  # positions simply continue past the end of the block
             return [taken]

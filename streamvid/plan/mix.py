@@ -1,4 +1,4 @@
-"""Stream of a bucket over several datasets. Each dataset keeps its share of the epoch in every stretch of the epoch.
+"""Stream of one bucket's samples from several datasets, each with the same share in every stretch of an epoch.
 
 Dataset i has n_i samples in the bucket and is repeated r_i times per epoch. The dataset's own stream (stream.py) is
 endless. Epoch e uses its m_i samples [b_i(e), b_i(e + 1)), where b_i(e) is e * r_i * n_i rounded. The bucket's stream
@@ -43,10 +43,10 @@ MAX_BLOCK_SAMPLES = 1 << 35
 
 @dataclass(frozen=True, eq=False)
 class PlanSource:
-    """One dataset of a plan.
+    """One dataset in a plan.
 
     num_samples: bucket id → number of samples per shard, in manifest order.
-    seed: seed of the dataset's streams.
+    seed: seed for the dataset's streams.
     num_repeats: mean number of times that an epoch delivers each sample.
     draws: bucket id → draw sets.
     """
@@ -57,7 +57,7 @@ class PlanSource:
     draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
 
     def stream(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions) -> BucketStream:
-        """Return the dataset's stream of one bucket.
+        """Return the dataset's stream for one bucket.
 
         shard_sizes: the bucket's counts in `num_samples`.
         """
@@ -114,7 +114,7 @@ class MixedStream:
         return [stream.begin(repeats * epoch) for stream, repeats in zip(self._streams, self._repeats, strict=True)]
 
     def period(self, other: int) -> int:
-        """Return the least common multiple of two numbers: `other`, and the epochs after which block lengths repeat."""
+        """Return the least common multiple of `other` and the number of epochs after which block lengths repeat."""
         rates = zip(self._repeats, self._streams, strict=True)
         return math.lcm(other, *((repeats * stream.num_samples).denominator for repeats, stream in rates))
 
@@ -124,7 +124,7 @@ class MixedStream:
         return any(isinstance(stream, DrawnStream) for stream in self._streams)
 
     def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Return (first pass, number of passes) of an epoch's block for each dataset, as two arrays."""
+        """Return (first pass, number of passes) in an epoch's block, as two arrays with one entry per dataset."""
         bounds = list(zip(self._streams, self._begins(epoch), self._begins(epoch + 1), strict=True))
         first = [stream.pass_of(start) for stream, start, _ in bounds]
         last = [stream.pass_of(max(end - 1, start)) for stream, start, end in bounds]
@@ -210,7 +210,7 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
     """Return (ordinals, passes, datasets as in `member_of`) for each stream, all shaped like its positions.
 
     Ordinals count all samples of the bucket, dataset by dataset, in manifest order. Many streams are resolved together,
-    because a call costs more than a few samples do.
+    because the overhead of one call exceeds the cost of a few samples.
     """
     split = [stream.split(positions) for stream, positions in asked]
     parts = [list(stream.members(members)) for (stream, _), (members, _) in zip(asked, split, strict=True)]
@@ -268,7 +268,7 @@ def repeats_of_weights(
     samples_per_epoch: int | None,
     by: MixBy,
 ) -> list[Fraction]:
-    """Return the repeats of each dataset per epoch that make its share of an epoch proportional to its weight.
+    """Return how often each dataset is repeated per epoch if its share of an epoch is proportional to its weight.
 
     num_samples, num_tokens: counts of each dataset, without repeats.
     samples_per_epoch: total number of samples per epoch; None for the sum of `num_samples`.

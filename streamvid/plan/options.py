@@ -1,4 +1,4 @@
-"""Options of a plan. The dataset, batch sizes, costs and number of ranks also affect the order."""
+"""Plan options. The dataset, batch sizes, costs and number of ranks also affect the order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Order: TypeAlias = Literal["mixed", "largest-first"]
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of a plan.
+    """Options for a plan.
 
     shuffle: "none" keeps the manifest's order within a bucket and interleaves buckets evenly. "shards" permutes
         shards. "window" also permutes samples within each run of `window` consecutive permuted shards.
@@ -35,7 +35,7 @@ class PlanOptions:
         before they are assigned to ranks. 1 disables sorting.
     """
 
-    seed: int = option(0, help="Seed of the sample order.", minimum=0, maximum=(1 << 63) - 1)
+    seed: int = option(0, help="Seed for the sample order.", minimum=0, maximum=(1 << 63) - 1)
     shuffle: Shuffle = option(
         "window", help="Shuffle nothing, only shards, or also the samples within windows of shards."
     )

@@ -1,4 +1,4 @@
-"""Order of the steps of an epoch and of the batches of a cost class.
+"""Order of an epoch's steps, and of the batches in a cost class.
 
 A track is a sequence of steps. Its step i has the key
 
@@ -46,7 +46,7 @@ class Track:
 
 
 class EpochOrder:
-    """Order of the remaining steps of an epoch, computed on request in memory proportional to the number of tracks."""
+    """Order of the remaining steps in an epoch, computed on request in memory proportional to the number of tracks."""
 
     def __init__(self, tracks: Sequence[Track], kind: int, seed: int, epoch: int, is_shuffled: bool) -> None:
         self._draw = (kind, seed, epoch)
@@ -115,7 +115,7 @@ class EpochOrder:
         return np.clip(counts, 0, self._num_steps)
 
     def _linear(self, keys: Float64Array) -> Float64Array:
-        """Return each track's number of steps below each key, with an error of at most one: (keys, num_tracks)."""
+        """Return each track's number of steps below each key, off by at most one, with shape (keys, num_tracks)."""
         counts: Float64Array = (keys[:, None] * self._lengths - self._offsets) / self._strides
         return np.clip(counts, 0, self._num_steps)
 

@@ -5,7 +5,7 @@ The samples of a bucket form an endless stream of positions, one pass over the b
 start, end         the epoch's block of the stream; for a single dataset of n samples, epoch * n and (epoch + 1) * n
 position           the run's position; at least `start`, unless the tail carries samples over, which precede `start`
 available          max(0, end - position)
-unit               one batch of one rank; a bucket has available // batch_size of them, or ceil(…) with a tail that pads
+unit               one batch of one rank; a bucket has available // batch_size of them, or ceil(…) if the tail pads
 
 A step takes one unit per rank (lane.py). Samples that do not fill a step are the remainder: "carry" keeps the position,
 and the next epoch starts with them; "drop" continues from `end`; "pad" fills the last step with positions past `end`,

@@ -28,19 +28,19 @@ FILLER_VISITS = 1 << 19  # a group of at most 2**10 steps, begun with another `a
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Samples of one step, for all ranks or, after `for_rank`, for one rank.
+    """Samples in one step, for all ranks or, after `for_rank`, for one rank.
 
     bucket_ids: bucket of each rank.
-    bounds: int64 (num_ranks + 1,), boundaries between the ranks' samples in the arrays below, each of shape
-        (samples,). Each run of `PlanOptions.shard_locality` samples is sorted by shard and index, separately for each
-        dataset.
+    bounds: int64, with shape (num_ranks + 1,); boundaries between the ranks' samples in the arrays below, which have
+        shape (samples,). Each run of `PlanOptions.shard_locality` samples is sorted by shard and index, separately for
+        each dataset.
     sources: int64, index of the dataset.
     shards: int64, index of the shard within the dataset's bucket, in manifest order.
     indices: int64, index of the sample in the shard.
     visits: int64, number of the pass over the bucket, from 0; negative for repeats. No visit occurs twice for a sample
         of a dataset, except for repeats of "pad" if costs change within an epoch.
     is_repeat: bool, True for a repeat that the tail policy adds.
-    num_step_samples: number of samples of all ranks together.
+    num_step_samples: total number of samples over all ranks.
     """
 
     bucket_ids: tuple[str, ...]
@@ -81,7 +81,7 @@ class Step:
 class FinalStep:
     """Final step of one bucket: a remainder with "shrink" or "uneven", or repeats that complete a group of steps.
 
-    visits_from: start of the range of visits for repeats. It is TAIL for a remainder, and FILL_GROUP or more for
+    visits_from: start of the range of visit numbers for repeats. It is TAIL for a remainder, and FILL_GROUP or more for
         repeats that complete a group.
     """
 
@@ -107,9 +107,9 @@ class FinalStep:
 class Draw:
     """Positions in one bucket, in rows. Each row is sorted in stretches; then the slice `mine` of the row is selected.
 
-    positions: (rows, samples) positions in the bucket's stream.
+    positions: positions in the bucket's stream, with shape (rows, samples).
     places: indices of the selected samples among all samples of the draft.
-    visits_from: start of the range of visits for repeats.
+    visits_from: start of the range of visit numbers for repeats.
     """
 
     span: BucketSpan
@@ -134,7 +134,7 @@ class Draft:
 
 
 def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks: range, locality: int) -> Draft:
-    """Draft the samples of `ranks` in steps of one bucket, counted from the span's position."""
+    """Draft the samples for `ranks` in steps of one bucket, counted from the span's position."""
     size = span.batch_size
     first, last = _stretches(ranks.start * size, ranks.stop * size, span.global_batch, locality)
     positions = span.position + steps[:, None] * span.global_batch + np.arange(first, last)
@@ -147,7 +147,7 @@ def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks
 
 
 def draft_final(final: FinalStep, stream: MixedStream, ranks: range, locality: int) -> Draft:
-    """Draft the samples of `ranks` in a final step."""
+    """Draft the samples for `ranks` in a final step."""
     bounds = np.array([final.bound(rank) for rank in range(ranks.start, ranks.stop + 1)], np.int64)
     first, last = _stretches(int(bounds[0]), int(bounds[-1]), final.num_samples, locality)
     positions = final.position + np.arange(first, last)[None]
@@ -157,7 +157,7 @@ def draft_final(final: FinalStep, stream: MixedStream, ranks: range, locality: i
 
 
 def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array, ranks: range) -> Draft:
-    """Draft the samples of `ranks` in consecutive steps of a lane with several buckets."""
+    """Draft the samples for `ranks` in consecutive steps of a lane with several buckets."""
     (numbers, units, extra), totals = lane.units(steps, ranks)
     sizes = np.array([span.batch_size for span in lane.spans])[numbers]
     starts = np.cumsum(sizes) - sizes
@@ -177,7 +177,7 @@ def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array
 
 
 def assign_steps(drafts: Sequence[Draft], locality: int) -> Iterator[Step]:
-    """Yield the steps of all drafts, one draft after the other."""
+    """Yield the steps from all drafts, one draft after the other."""
     draws = [draw for draft in drafts for draw in draft.draws]
     rows = iter(zip(draws, _resolve(draws), strict=True))
     for draft in drafts:
@@ -199,7 +199,7 @@ def _stretches(first: int, last: int, total: int, locality: int) -> tuple[int, i
 
 
 def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: int) -> Int64Array:
-    """Return an array (4, rows, samples) with the sources, shards, indices and visits of the samples in `mine`.
+    """Return the sources, shards, indices and visits of the samples in `mine`, with shape (4, rows, samples).
 
     Every stretch is sorted before `mine` is applied.
     """

@@ -1,7 +1,7 @@
 """Endless stream of a bucket's samples: pass 0, pass 1, …, each a shuffle of all samples.
 
 A position consists of a pass and a place in that pass. The place is permuted within its window of shards. The permuted
-place is an index into the samples of the pass, in its order of shards. Each position is computed without earlier
+place is an index into the samples of the pass, in the pass's shard order. Each position is computed without earlier
 positions, in memory proportional to the number of shards in the bucket.
 """
 
@@ -40,7 +40,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Places, in one pass, of the requested positions that belong to this pass."""
+    """Requested positions that belong to one pass, as places in that pass."""
 
     where: Any  # index of that part in the requested positions
     order: Pass | None  # None: manifest order
@@ -54,8 +54,8 @@ class BucketStream:
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
         """Create the stream.
 
-        shard_sizes: (num_shards,) number of samples in each shard of the bucket, in manifest order.
-        seed: seed of the stream; None for the seed of `options`.
+        shard_sizes: number of samples in each shard of the bucket, in manifest order, with shape (num_shards,).
+        seed: seed for the stream; None for the seed in `options`.
         """
         self._bucket_hash = hash_text(bucket_id)
         self._seed = options.seed if seed is None else seed
@@ -70,7 +70,7 @@ class BucketStream:
         return ordinals_of([(self, positions)])[0]
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return (shard indices, sample indices in the shards) of samples given by ordinal."""
+        """Return (shard indices, sample indices in the shards) for samples given by ordinal."""
         # With another dtype, numpy would copy the sums.
         shards = np.searchsorted(self._starts, ordinals.astype(self._starts.dtype), side="right") - 1
         return shards, ordinals - self._starts[shards]
@@ -164,7 +164,7 @@ class BucketStream:
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
     """Return the result of `ordinals` for each pair (stream, positions).
 
-    One call of this function is faster than one call of `ordinals` per stream, because it needs only one permutation.
+    One call to this function is faster than one call to `ordinals` per stream, because it needs only one permutation.
     """
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
@@ -190,7 +190,7 @@ def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]])
 def prefix_sums(counts: IntArray) -> IntArray:
     """Return the n + 1 prefix sums, starting with 0.
 
-    The result is int32 if the sums fit, which takes half the memory of int64.
+    The result is int32 if the sums fit, because int32 takes half the memory of int64.
     """
     total = int(counts.sum(dtype=np.int64))
     sums: IntArray = np.zeros(len(counts) + 1, dtype=np.int32 if total < 1 << 31 else np.int64)

@@ -1,4 +1,4 @@
-"""Tail policies, for samples of a bucket that do not fill a step of all ranks.
+"""Tail policies, for samples of a bucket that are too few to fill a step on all ranks.
 
 To add a policy that these properties can express, add a name to `Tail` and a line to `TAIL_RULES`. All other files
 depend on the properties and not on the name.

@@ -175,7 +175,7 @@ def test_ranks_of_a_run_share_a_session_and_later_runs_do_not(tmp_path: Path) ->
 
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"contains no ledger; pass the folder that was given as output\.ledger"):
+    with pytest.raises(SourceError, match=r"contains no ledger; pass the folder that was set as output\.ledger"):
         read_history(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"output\.ledger: cannot write to .*; free space there, or choose"):
@@ -188,5 +188,5 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=match):
             read_history(tmp_path / "ledger")
     session.write_text(whole.replace('"version": 1', '"version": 2'))
-    with pytest.raises(SourceError, match="version 2 of the ledger format, but only version 1 can be read"):
+    with pytest.raises(SourceError, match="version 2 of the ledger format, but this streamvid reads only version 1"):
         read_history(tmp_path / "ledger")

@@ -171,7 +171,7 @@ def test_pictures_at_another_rate_keep_the_speed_of_their_sound(
             "rule='1.5k' is not a valid rule for audio sample counts",
         ),
         ({"output": {"audio": {"preset": "ltx"}}}, "preset='ltx'"),
-        ({"columns": ["audio"]}, "columns: 'audio' is the name of a standard field"),
+        ({"columns": ["audio"]}, "columns: 'audio' is the name of a standard batch field"),
     ],
 )
 def test_options_that_cannot_be(dataset: Path, options: dict[str, Any], message: str) -> None:

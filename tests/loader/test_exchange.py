@@ -157,9 +157,9 @@ def test_equal_loaders_pass_also_after_others_failed(told: list[dict[str, str | 
         ("num_ranks", "num_ranks is 1 on processes 0-1, 2 on process 2"),
         (
             "duplicate",
-            "(of 3) must have the same number of processes, but rank 1 has processes 1-2, rank 2 has no process",
+            "of the 3 ranks must have the same number of processes, but rank 1 has processes 1-2, rank 2 has no process",
         ),
-        ("uneven", "each rank (of 2) must have the same number of processes, but rank 0 has process 0"),
+        ("uneven", "each of the 2 ranks must have the same number of processes, but rank 0 has process 0"),
         ("shared by none", "rank 0 has processes 0-2"),
     ],
 )

@@ -259,7 +259,7 @@ def test_a_state_of_another_run_is_reported(dataset: Path, tmp_path: Path) -> No
     _, state = run(tmp_path / "elsewhere", dataset, 2, batch_size=3)
     run(tmp_path / "ledger", dataset, 2, state, batch_size=1)
     report = check(tmp_path / "ledger", dataset)
-    assert report.num_differences == 1 and "started from a state of another run" in report.differences[0]
+    assert report.num_differences == 1 and "started from another run's state" in report.differences[0]
 
 
 def test_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:

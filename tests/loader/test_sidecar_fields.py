@@ -54,5 +54,5 @@ def test_a_batch_with_more_fields(dataset: Path) -> None:
 
 
 def test_no_column_is_called_like_the_seeds(dataset: Path) -> None:
-    with pytest.raises(ConfigError, match="sample_seeds.* is the name of a standard field of batches"):
+    with pytest.raises(ConfigError, match="sample_seeds.* is the name of a standard batch field"):
         streamvid.VideoLoader(dataset, batch_size=1, columns=("sample_seeds",))

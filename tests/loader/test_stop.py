@@ -153,7 +153,7 @@ def test_a_killed_worker_is_an_error_within_seconds(dataset: Path, number: int) 
             for _ in range(10_000):
                 next(iterator)
         assert time.monotonic() - before < 30
-        with pytest.raises(WorkerError, match=f"{pids[0]} was killed by {name}.*create a new one"):
+        with pytest.raises(WorkerError, match=f"{pids[0]} was killed by {name}.*create a new loader"):
             next(iter(loader))
     assert wait_for_end(list(pids)) == []
 

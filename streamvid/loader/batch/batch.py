@@ -278,7 +278,7 @@ def _chunks(video: torch.Tensor, out: torch.Tensor, axes: Sequence[int]) -> Iter
 def column_values(values: list[Any], is_numeric: bool) -> Any:
     """Return the values of a user column for a batch.
 
-    Numbers become float64 (B,), with NaN for missing values. Other values are returned unchanged.
+    Numbers become a float64 tensor with shape (B,), with NaN for missing values. Other values are returned unchanged.
     """
     import torch
 

@@ -48,7 +48,7 @@ _CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 22
 
 
 def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequence[str]) -> torch.Tensor:
-    """Return the color table of B samples for `yuv420p_to_rgb`: int32 (B, 8), in host memory.
+    """Return the color table for `yuv420p_to_rgb`, as int32 with shape (B, 8), in host memory.
 
     matrices: one name from LUMA_SHARES per sample.
     ranges: one name from RANGES per sample.
@@ -90,7 +90,8 @@ def yuv420p_to_rgb(
 ) -> torch.Tensor:
     """Convert yuv420p frames to uint8 RGB, contiguous in `layout`, with the same result on every device.
 
-    planes: uint8 (B, T, height * width * 3 // 2). Each frame consists of Y (H, W), then U and V (H/2, W/2 each).
+    planes: uint8 with shape (B, T, height * width * 3 // 2). Each frame consists of Y (H, W), then U and V (H/2, W/2
+        each).
     table: result of `color_table` for these B samples, on the same device. Different values cause no recompilation,
         because no branch depends on them.
 
@@ -122,7 +123,7 @@ def _pieces(planes: torch.Tensor, frame_pixels: int) -> Iterator[tuple[slice, sl
 
 
 def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int) -> list[torch.Tensor]:
-    """Return the R, G and B channels of frames (b, t, …), each as int32 (b, t, H, W) with values 0..255."""
+    """Return the R, G and B channels of frames with shape (b, t, …), each as int32 with shape (b, t, H, W)."""
     import torch
 
     num_samples, num_frames, _ = planes.shape

@@ -1,4 +1,4 @@
-"""Contents of a batch other than tensors: planes converted to RGB on request, conditioning inputs, and stored clips."""
+"""Batch contents other than tensors: planes converted to RGB on request, conditioning inputs, and stored clips."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Planes:
 class StoredClip:
     """Stored video of one sample, verified against its checksum, for the caller's own decoder.
 
-    - data: uint8 (n,), in the loader's ring; for a substitute, in separate memory. If `packets` is not None, the part
-      of the clip that the wanted frames need; otherwise the whole clip, as a file in its container format.
-    - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and index among the wanted frames, or -1 for a
-      packet that only other frames need. Packets are in decode order, beginning with a key frame, which has the first
-      timestamp. None for a whole clip.
+    - data: uint8 with shape (n,), in the loader's ring; for a substitute, in separate memory. If `packets` is not None,
+      the part of the clip that the wanted frames need; otherwise the whole clip, as a file in its container format.
+    - packets: int64 with shape (k, 4). Each row contains timestamp, start in `data`, size in bytes, and index among the
+      wanted frames, or -1 for a packet that only other frames need. Packets are in decode order, beginning with a key
+      frame, which has the first timestamp. None for a whole clip.
     - stream_json: parameters for a decoder (see `stream`); "" for a whole clip.
     - start, num_frames: index of the first wanted frame in the clip, and number of wanted frames.
     - numbers: indices of all wanted frames in the clip, ascending. Frames repeat if the requested frame rate exceeds
-      the clip's. A repeated frame has a single packet, whose index is that of the frame's first occurrence.
+      the clip's. A repeated frame has a single packet, with the index of the frame's first occurrence.
       An index without a packet repeats the frame of the previous index.
     """
 
@@ -67,7 +67,7 @@ class StoredClip:
 
     @property
     def stream(self) -> StreamInfo | None:
-        """Codec, headers, picture size and colors of the packets, or None for a whole clip, which has a container."""
+        """Codec, headers, picture size and colors of the packets; None for a whole clip, whose container has them."""
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:
@@ -80,7 +80,7 @@ class StoredClip:
 class MediaPictures:
     """Pictures of a conditioning input, with one row per item.
 
-    value: pictures as a tensor (B x N, T, H, W, C) viewed in `layout`, or as yuv420p planes.
+    value: pictures as a tensor with shape (B x N, T, H, W, C), viewed in `layout`, or as yuv420p planes.
     """
 
     medium: Medium

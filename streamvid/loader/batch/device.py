@@ -46,8 +46,8 @@ class DeviceStage:
         """Yield the batches of one run, in order.
 
         next_pending: function that waits for the next complete batch and returns it, or None at the end.
-        is_ready: function that returns whether `next_pending` would return at once. It raises an error if the run is
-            over, so that no batch copied ahead is delivered.
+        is_ready: function that returns whether `next_pending` would return immediately. It raises an error if the run
+            is over, so that no batch copied ahead is delivered.
         make: function that returns the host batch for a pending batch.
         hand_over: function that is called just before a batch is handed to the caller, with (pending, seconds that the
             caller waited for it, seconds spent building it). A batch that was only copied ahead does not count as

@@ -69,11 +69,11 @@ def torch_tensor(raw: RawTensor) -> torch.Tensor:
 
 
 def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[str] = ()) -> dict[str, torch.Tensor]:
-    """Return one tensor (B, …) per name, stacked from the tensors of B samples.
+    """Return one tensor per name, with shape (B, …), stacked from the tensors of B samples.
 
     The tensors of a `ragged` name may differ in their first dimension. They are padded with zeros to (B, L, …), and
-    `<name>_mask`, bool (B, L), is False for padding. Raises ConfigError, which names the tensor and its shapes, if
-    tensors cannot be combined.
+    `<name>_mask`, bool with shape (B, L), is False for padding. Raises ConfigError, which names the tensor and its
+    shapes, if tensors cannot be combined.
     """
     import torch
 
@@ -100,7 +100,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
 
 
 def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Return tensors stacked as (B, *shape). Shorter tensors are padded with zeros along the first dimension."""
+    """Return tensors stacked to shape (B, *shape). Shorter tensors are padded with zeros along the first dimension."""
     import numpy as np
     import torch
 
@@ -212,8 +212,9 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
     sidecar.check_base(dataset)
     if problems := differences(sidecar.manifest.made_with.get("view", {}), facts):
         raise ConfigError(
-            f"features={sidecar.url!r}: these features of {dataset.url} were computed with other view options than "
-            f"this loader uses ({'; '.join(problems)}); use the options with which the features were created, or "
+            f"features={sidecar.url!r}: these features for {dataset.url} were computed with view options that "
+            f"differ from this loader's ({'; '.join(problems)}); use the options with which the features "
+            "were created, or "
             "create the features again with `streamvid encode`"
         )
     _ = sidecar.null  # read and verified before the first batch

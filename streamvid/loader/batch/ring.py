@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def pin(ring: Arena, device: torch.device | None = None) -> bool:
-    """Page-lock the ring for copies to CUDA devices. Return True if this succeeded.
+    """Page-lock the ring for copies to CUDA devices. Return True on success.
 
     Copies to every CUDA device are then direct and asynchronous.
 

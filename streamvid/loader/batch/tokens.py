@@ -28,11 +28,11 @@ def check_token_fields(columns: Sequence[str]) -> None:
 def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> Mapping[str, Any]:
     """Call the tokenizer once and return its result as fields: tensors, or lists of B values.
 
-    In a mapping, `input_ids` becomes text_tokens, int64 (B, L), `attention_mask` becomes text_mask, bool (B, L), and
-    any other `name` becomes text_<name>. A list of B lists of integers, a list of B objects with `ids` (Hugging Face's
-    Encoding) or an array (B, L) becomes text_tokens. Lists of unequal length are padded on the right: tokens with the
-    tokenizer's pad_token_id if there is one, all others with 0. Without a mask in the result, text_mask is False for
-    this padding.
+    In a mapping, `input_ids` becomes text_tokens (int64), `attention_mask` becomes text_mask (bool), both with shape
+    (B, L), and any other `name` becomes text_<name>. A list of B lists of integers, a list of B objects with `ids`
+    (Hugging Face's Encoding) or an array (B, L) becomes text_tokens. Lists of unequal length are padded on the right:
+    tokens with the tokenizer's pad_token_id if it has one, and all other lists with 0. Without a mask in the result,
+    text_mask is False for this padding.
 
     Raises LoaderError, which names the samples, if the tokenizer raises an error or returns any other result.
     """

@@ -1,4 +1,4 @@
-"""Audio of a loader: which options it can be combined with, and how many samples the clips of each bucket have."""
+"""Audio in a loader: which options it can be combined with, and how many audio samples each bucket's clips have."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _default(mix: Mix) -> AudioOptions | None:
 def _check(mix: Mix, view: ViewOptions, options: AudioOptions, *, is_decoded: bool) -> None:
     if any(part.sidecar is not None for part in mix.parts):
         raise ConfigError(
-            "output.audio cannot be combined with features, which contain no audio of the clips; omit one of them"
+            "output.audio cannot be combined with features, which do not include the clips' audio; omit one of them"
         )
     if not is_decoded:
         raise ConfigError(
@@ -118,7 +118,7 @@ def _check_columns(dataset: Dataset) -> None:
 
 
 def _check_ticks(mix: Mix, given: Fraction | None) -> None:
-    """Raise ConfigError if a frame rate is set that would only apply to the ticks of audio files."""
+    """Raise ConfigError if a frame rate is set that would apply only to the ticks of audio files."""
     if given in (None, TICKS_PER_SECOND) or not all(bucket.is_audio for bucket in mix.buckets.values()):
         return
     raise ConfigError(
@@ -128,10 +128,10 @@ def _check_ticks(mix: Mix, given: Fraction | None) -> None:
 
 
 def _num_samples(form: AudioForm, bucket: Bucket, fps: Fraction) -> int:
-    """Return the number of audio samples of a bucket.
+    """Return the number of audio samples for a bucket.
 
     Raises ConfigError if the rule's nearest count differs from the exact count by more than half of the exact count.
-    Images are exempt: they have no duration, and a model may need at least one latent of audio for them.
+    Images are exempt: they have no duration, and a model may need at least one audio latent for them.
     """
     count = form.rule.num_samples(bucket.num_frames, fps, form.sample_rate)
     exact = bucket.num_frames / fps * form.sample_rate
@@ -149,7 +149,7 @@ def _num_samples(form: AudioForm, bucket: Bucket, fps: Fraction) -> int:
 def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
     """Return the rate at which the frames of a bucket are delivered, or None if the bucket contains only images.
 
-    given: AudioOptions.fps. The ticks of audio files have a rate of their own.
+    given: AudioOptions.fps. Audio files always use TICKS_PER_SECOND instead.
     Raises ConfigError if datasets are read at different rates.
     """
     if bucket.is_audio:
@@ -164,8 +164,9 @@ def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
         if abs(fps / first - 1) * bucket.num_frames > Fraction(1, 2):
             where = "output.audio.fps" if fps == given else part.dataset.url
             raise ConfigError(
-                f"output.audio: bucket {bucket.id} is delivered at {float(first):.6g} fps and, by {where}, at "
-                f"{float(fps):.6g} fps, so its clips would need different numbers of audio samples; shard the "
+                f"output.audio: bucket {bucket.id} is delivered at {float(first):.6g} fps, but at "
+                f"{float(fps):.6g} fps according to {where}, so its clips would need different numbers of "
+                "audio samples; shard the "
                 "datasets with the same --fps, or use a separate loader for each dataset"
             )
     return first
@@ -179,7 +180,7 @@ def _exact_rates(mix: Mix, bucket: Bucket) -> Iterator[tuple[MixPart, Fraction]]
 
 
 def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
-    """Return the frame rate of the first video of a bucket in plan order, or None if the rate is unknown.
+    """Return the frame rate of a bucket's first video in plan order, or None if the rate is unknown.
 
     The rate of each delivery is later compared with this rate.
     """
@@ -205,7 +206,7 @@ def _usual(fps: float) -> Fraction:
 
 
 def _fps_of_first(part: MixPart, bucket: Bucket) -> float | None:
-    """Return the frame rate of the first sample of a bucket that passes the part's filter."""
+    """Return the frame rate of a bucket's first sample that passes the part's filter."""
     chosen = part.subset.filter
     names = list(dict.fromkeys(["fps", *(chosen.columns if chosen else ())]))
     table = part.dataset.samples(part.subset.shard_info(bucket.id, 0), names)

@@ -33,7 +33,7 @@ class Overdue:
 
 
 class Wait:
-    """One wait of the caller, with a start time that is reset if this process was suspended."""
+    """One wait by the caller, with a start time that is reset if this process was suspended."""
 
     def __init__(self) -> None:
         self.since = self._looked = time.monotonic()
@@ -105,6 +105,6 @@ class Clock:
         return WorkerError(
             f"{slot.name} cannot be delivered: {what} more than "
             f"limits.sample_timeout_seconds={self._limit_seconds:g}; a decoder is stuck, or the machine is "
-            "overloaded. This loader cannot continue: create a new one with a lower num_workers or a higher "
+            "overloaded. This loader cannot continue: create a new loader with a lower num_workers or a higher "
             "limits.sample_timeout_seconds, and load the last state. If the same sample fails every time, exclude it"
         )

@@ -163,7 +163,7 @@ class DecodedDelivery:
         submit(self._task(slot))
 
     def _task(self, slot: Slot) -> DecodeTask:
-        """Return the next task of a slot: to decode the clip or, after that, the next conditioning input."""
+        """Return a slot's next task: decoding the clip or, after that, the next conditioning input."""
         delivery, room, medium = slot.delivery, slot.batch.room, _medium(slot)
         assert room is not None
         if medium is not None and medium.medium.is_audio:

@@ -35,7 +35,7 @@ class Delivery:
     - media: the files of the conditioning inputs.
     - fps: frame rate of the delivered frames; 0.0 if unknown.
     - caption: the text.
-    - seed: seed of the training noise.
+    - seed: seed for the training noise.
     """
 
     sample: SampleRequest
@@ -59,7 +59,7 @@ class Delivery:
 
     @property
     def block_bytes(self) -> int:
-        """Size in bytes of the memory for the clip's part and the conditioning inputs, which follow it."""
+        """Size in bytes of the memory for the clip's part and the conditioning inputs that follow it."""
         return self.part.block_bytes + sum(one.file.num_bytes for one in self.media)
 
     @property
@@ -94,7 +94,7 @@ class Delivery:
 def deliver(
     sample: SampleRequest, row: IndexRow, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Return the delivery of a sample of this bucket.
+    """Return the delivery for a sample in this bucket.
 
     part_of: function that returns the bytes to read for a pick.
     Raises IntegrityError if the index row is damaged, or ConfigError if the options do not fit the sample.
@@ -125,7 +125,7 @@ def caption_variant(delivery: Delivery) -> str:
 def prepare(
     rows: IndexRows, sample: SampleRequest, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Return the delivery of a sample of this bucket.
+    """Return the delivery for a sample in this bucket.
 
     Raises SampleError, which names the sample, if the delivery cannot be prepared.
     """

@@ -1,4 +1,4 @@
-"""Reading of samples into shared memory by dedicated threads, with one request for neighboring samples of a shard."""
+"""Dedicated threads that read samples into shared memory, with one request for neighboring samples in a shard."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def read_parts(
     *,
     is_again: bool = False,
 ) -> ClipRead:
-    """Read parts of clips of one shard: fill each block with the part's packet table and byte range.
+    """Read parts of clips from one shard: fill each block with a part's packet table and byte range.
 
-    wanted: (offset of the clip in the tar, part, block) per part.
+    wanted: (offset of the clip in the tar, part, block) for each part.
     is_again: True if the previous read returned wrong bytes.
 
     The bytes are not verified here (FETCH-1). Raises StorageError if the store fails; the stored bytes may still be
@@ -68,7 +68,7 @@ def _bytes_of(packets: npt.NDArray[np.int64]) -> memoryview:
 
 
 def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
-    """Yield the indices of deliveries in groups, each of which one request can read.
+    """Yield groups of delivery indices. One request can read all deliveries of a group.
 
     For local stores, each group contains one delivery.
     """
@@ -85,7 +85,7 @@ def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
 
 
 class FetchThreads:
-    """Pool of up to `num_threads` daemon threads, started on demand, that run jobs in the order of submission.
+    """Pool of up to `num_threads` daemon threads, started on demand, that run jobs in submission order.
 
     on_error: function that is called in the thread with any exception that a job raises.
     """

@@ -68,7 +68,7 @@ class Kind(Protocol):
         ...
 
     def read(self, slot: Slot) -> None:
-        """Read the sample of a slot again, or read the substitute of the sample. Called in a fetch thread."""
+        """Read a slot's sample again, or read its substitute. Called in a fetch thread."""
         ...
 
     def hear(self, answer: Answer) -> None:
@@ -139,7 +139,7 @@ class Flight:
         return while_wanted(partial(self.is_alive, run))
 
     def begin(self, run: int, batch: PendingBatch, index: int, clip: int | None = None) -> Slot:
-        """Start a slot of a batch.
+        """Start a slot in a batch.
 
         clip: offset of the slot's own block in the clip arena; None if the slot has no block.
         """
@@ -180,7 +180,7 @@ class Flight:
             self.fetchers.submit(partial(self._kind.read, slot))
 
     def reject(self, slot: Slot, reason: str, *, is_corrupt: bool, is_gone: bool = False) -> None:
-        """Replace the sample of a slot. The sample was verified to be bad (BAD-1), or its tar was deleted later."""
+        """Replace a slot's sample. The sample was verified to be bad (BAD-1), or its tar was deleted later."""
         if slot.clip is not None:
             self.clips.release(slot.clip)
             slot.clip = None
@@ -202,8 +202,8 @@ class Flight:
     def fail(self, slot: Slot, error: object) -> None:
         """Finish a slot with an error that states why the sample cannot be delivered. The sample itself may be good.
 
-        If a later version has deleted the tar of the sample, the slot continues with the tar that replaces the deleted
-        one, or with another sample.
+        If a later version has deleted the sample's tar, the slot continues with the tar that replaces the deleted tar,
+        or with another sample.
         """
         if slot.sample.part.sidecar is None and slot.num_moves < _MAX_MOVES:
             self.fetchers.submit(partial(self._look_again, slot, error))

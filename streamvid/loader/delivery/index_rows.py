@@ -54,7 +54,7 @@ class _ShardRows:
 
 @dataclass(frozen=True, slots=True)
 class _MovedRows:
-    """Index rows of a later version's shard that contains samples moved from an earlier version's shard.
+    """Index rows of a shard in a later version that contains samples moved from a shard in an earlier version.
 
     places: sample key → row number.
     """
@@ -114,7 +114,7 @@ class IndexRows:
         return self._rows.num_bytes
 
     def row(self, sample: SampleRequest, bucket: Bucket) -> IndexRow:
-        """Return the validated index row of a sample of this bucket (SAFE-1).
+        """Return the validated index row of a sample in this bucket (SAFE-1).
 
         If features are delivered, the row's clip is the features file. Raises IntegrityError if the row is invalid,
         and StorageError or DatasetError if the index cannot be read.
@@ -144,7 +144,7 @@ class IndexRows:
         return rows, number, key
 
     def _relocated(self, sample: SampleRequest, row: IndexRow) -> IndexRow:
-        """Return the row. If the shard was replaced, change the location of the sample's files to a later version's."""
+        """Return the row. If a later version replaced the shard, change the location of the sample's files."""
         part = sample.part
         shards = None if part.sidecar else self._later.shards_of(part.number, sample.shard_info)
         if shards is None:
@@ -155,8 +155,9 @@ class IndexRows:
             if found is not None:
                 return found
         raise IntegrityError(
-            f"a later version of {part.dataset.url} deleted the tar {sample.shard_info.path} with this sample, and "
-            "the tars that replace it do not contain the sample; create a new loader, which opens the newest version"
+            f"a later version of {part.dataset.url} deleted the tar {sample.shard_info.path}, which contained "
+            "this sample, and the tars that replace it do not contain the sample; create a new loader, "
+            "which opens the newest version"
         )
 
     def _row(self, sample: SampleRequest, bucket: Bucket, key: str, number: int, rows: _ShardRows) -> IndexRow:
@@ -204,7 +205,7 @@ class IndexRows:
         return None if tables is None else tables.clip(row.number)
 
     def audio_packets(self, sample: SampleRequest, row: IndexRow) -> AudioIndex | None:
-        """Return the index of a clip's audio packets, or None if there is no such index.
+        """Return the index of a clip's audio packets, or None if the clip has no such index.
 
         Raises the same errors as `row`.
         """
@@ -226,7 +227,7 @@ class IndexRows:
         submit: Callable[[Callable[[], None]], None],
         is_wanted: Callable[[], bool],
     ) -> Iterator[BatchRequest]:
-        """Yield the requests, while reading the index rows of later requests ahead from object stores.
+        """Yield the requests, and read the index rows of later requests from object stores ahead of time.
 
         submit: function that runs a read in another thread.
         is_wanted: function that returns True while the run continues.

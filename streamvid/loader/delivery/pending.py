@@ -25,7 +25,7 @@ VIDEO = ("", 0)
 """(name, item) that identifies the video among a batch's pictures; conditioning inputs have non-empty names."""
 
 TEXT_ROW_BYTES = 4096
-"""Ring bytes reserved per text-only sample. They do not hold the text, but limit how many are prepared ahead."""
+"""Ring bytes reserved per text-only sample. They hold no text, but limit how many samples are prepared ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class PendingBatch:
     A substitute replaces the bad sample in `deliveries`, but not in `request` (BAD-1).
 
     room: layout of the pictures; None if samples are not decoded.
-    colors: picture colors by (slot index, name, item).
-    audio: presence and offset of the audio by slot index.
-    clips: locations of undecoded clips by slot index.
+    colors: (slot index, name, item) → colors of the picture.
+    audio: slot index → presence and offset of the audio.
+    clips: slot index → location of the undecoded clip.
     digest: hash of the batch, computed only if processes that share the batch compare hashes; otherwise 0.
     """
 
@@ -122,14 +122,14 @@ def substitution(
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of a batch: the sample that is currently being tried for it, and its progress.
+    """One slot in a batch: the sample that is currently being tried for it, and its progress.
 
     sample: the sample that is being tried; `delivery` is updated once the sample's index row is known.
     clip: offset of the slot's own block in the clip arena; None if the slot has no block.
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
-    colors: colors of the pictures decoded so far, by (name, item).
+    colors: (name, item) → colors of the picture, for the pictures decoded so far.
     audio: presence and offset of the decoded audio.
-    start_seconds: time from the clip's first frame to the first delivered one, if the clip was decoded through its
+    start_seconds: time from the clip's first frame to the first delivered frame, if the clip was decoded through its
         container.
     num_moves: number of times that the sample was sought in another tar because its tar was missing.
     """
@@ -167,7 +167,7 @@ class Slot:
 
     @property
     def is_substitute(self) -> bool:
-        """True if the sample that is currently being tried is not the planned one."""
+        """True if the sample that is currently being tried is not the planned sample."""
         return self.bad is not None and self.sample is not self.bad.delivery.sample
 
     def enter(self, stage: str) -> None:

@@ -3,7 +3,7 @@
     feeder thread    processes batches in plan order; allocates ring memory per batch, then clip memory per sample
     fetch threads    read and check clips, pass decode tasks to the workers, find substitutes (repair.py)
     answer thread    receives the workers' answers (or decodes if num_workers=0), frees clip memory, completes batches
-    keeper thread    starts and ends all of this
+    keeper thread    opens and closes the workers, the other threads and the memory
     caller           gets complete batches in plan order from `next_batch()`; checks the clock while it waits (clock.py)
 
 The two arenas bound memory: a batch begins when the ring has room, and a clip is read when the clip arena has room.
@@ -95,7 +95,7 @@ class Pipeline:
     ) -> None:
         """Create a pipeline.
 
-        quarantine: records of an earlier pipeline of the same loader, to which this pipeline adds.
+        quarantine: records from an earlier pipeline of the same loader; this pipeline adds to them.
         """
         self._options, self._pid = options, os.getpid()
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
@@ -163,7 +163,7 @@ class Pipeline:
     def start(self, run: int, requests: Iterator[BatchRequest]) -> None:
         """Begin a run over `requests`.
 
-        run: number that the preceding call of `stop` returned.
+        run: number that the preceding call to `stop` returned.
         If another thread has called `stop` since then, `next_batch` raises LoaderError.
         """
         self._check(run)
@@ -221,7 +221,7 @@ class Pipeline:
             raise fresh(error) from None
 
     def has_batch(self, run: int) -> bool:
-        """Return True if `next_batch` would return at once, with a batch or, at the end of the run, with None.
+        """Return True if `next_batch` would return immediately, with a batch or, at the end of the run, with None.
 
         Raises the error that ended the run.
         """
@@ -247,7 +247,7 @@ class Pipeline:
     def stop(self) -> int:
         """End the current run. Return the next run's number, to be passed to `start`, `next_batch` and `cancel`.
 
-        This waits for all work in flight, and releases the memory of batches that were not handed over.
+        The method waits for all work in flight, and releases the memory of batches that were not handed over.
         """
         if not self.is_open or self._is_copy:
             return self._signals.run
@@ -408,7 +408,7 @@ class Pipeline:
     def _deliveries(
         self, request: BatchRequest
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
-        """Return (deliveries of a batch, substitutions of removed samples by slot index, error).
+        """Return (a batch's deliveries, mapping from slot index to the substitution of a removed sample, error).
 
         The error is None unless a sample fails. In that case, only the deliveries before the sample are returned.
         """
@@ -419,7 +419,7 @@ class Pipeline:
             try:
                 if self._flight.is_removed(sample):
                     found.append(self._flight.prepare_other(sample, request.bucket))
-                    reason = "it was removed from the dataset after the version of this run"
+                    reason = "it was removed from the dataset after the version that this run uses"
                     others[index] = substitution(sample, self._rows.key(sample), reason, found[-1].key, True)
                 else:
                     found.append(self._flight.prepare(sample, request.bucket))
@@ -453,7 +453,7 @@ class Pipeline:
         if self._is_copy:
             raise LoaderError("this loader was created before a fork; create it in the process that iterates over it")
         if self._signals.is_closing:
-            raise LoaderError("this loader is closed; create a new one")
+            raise LoaderError("this loader is closed; create a new loader")
 
     def _check(self, run: int) -> None:
         self.check_usable()

@@ -31,7 +31,7 @@ class Substitution:
     shard: path of the tar.
     place: index of the sample among the samples of the shard that pass the filter.
     substitute_key: key of the substitute; None if the run ends because the bucket has no good sample.
-    is_removed: True if the sample is not bad, but was removed from the dataset after the run's version.
+    is_removed: True if the sample is not bad, but was removed from the dataset after the version that the run uses.
     """
 
     dataset: str
@@ -44,12 +44,12 @@ class Substitution:
     is_removed: bool = False
 
     def to_json(self) -> str:
-        """Return one line of the quarantine file."""
+        """Return the record as one line for the quarantine file."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
 
 
 class Quarantine:
-    """Counter of the substitutions in batches that were handed over. Prefetched batches do not count.
+    """Counter for the substitutions in batches that were handed over. Prefetched batches do not count.
 
     If a quarantine folder is given, each substitution is appended as a line to a file in this folder, such as
     `quarantine-rank00000.jsonl` for rank 0. The file is created on first use.

@@ -56,7 +56,7 @@ class Repairs:
 
         is_whole: True if the delivery reads the whole clip. For a part, the result is None unless features are
             missing, because the bad bytes may be outside the part. Clips that do not decode are not remembered,
-            because another window of the clip may decode, and a substitution must not depend on earlier ones.
+            because another window of the clip may decode, and a substitution must not depend on earlier substitutions.
         """
         if delivery.row.is_missing:
             return _MISSING
@@ -119,7 +119,7 @@ class Repairs:
         raise sample_error(
             planned,
             bad.delivery.key,
-            f"{bad.reason}. No other sample of its bucket can replace it, because none is good. {remedy}",
+            f"{bad.reason}. No other sample of its bucket can replace it, because none of them is good. {remedy}",
         )
 
 

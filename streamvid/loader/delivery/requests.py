@@ -1,4 +1,4 @@
-"""Conversion of plan steps to the batches of one rank."""
+"""Conversion of plan steps to one rank's batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Request for one batch of this rank in an epoch. `position` records the loader's position in the run.
+    """Request for one of this rank's batches in an epoch. `position` records the loader's position in the run.
 
     loss_weight: the batch's share of the samples in its optimizer step, times the number of batches in that step.
     """
@@ -33,7 +33,7 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class EarlierVersion:
-    """Selection from the previous version of the datasets. An epoch first delivers the samples carried over from it.
+    """Selection from the previous version of the datasets. Samples carried over from that version are delivered first.
 
     is_kept: function that returns which samples of the previous version the current version still contains.
     """
@@ -79,7 +79,7 @@ class Selection:
     def plan(self, cursor: Cursor) -> AnyPlan:
         """Return the plan for the remainder of the cursor's epoch.
 
-        Raises StateError if the cursor is from another dataset.
+        Raises StateError if the cursor belongs to another dataset.
         """
         if not cursor.carried or self.earlier is None:
             return self.epoch_plan(cursor)
@@ -95,8 +95,8 @@ class Selection:
             if position > end:
                 raise StateError(
                     f"positions[{bucket_id!r}]={position} in the loader state: must be at most {end} in epoch "
-                    f"{cursor.epoch}; the state is damaged or from another dataset. Use an older state, or start "
-                    "without one"
+                    f"{cursor.epoch}; the state is damaged or from another dataset. Use an older state, or "
+                    "start without a state"
                 )
 
     def at_share(self, epoch: int, progress: float) -> Cursor:
@@ -109,8 +109,8 @@ class Selection:
 
         end_epoch: epoch before which to stop; None for an endless run.
 
-        A request's position is (plan of the request's epoch, number of steps of that plan done after the request).
-        Steps in which the rank has no batch yield no request.
+        A request's position is (plan of the request's epoch, number of that plan's steps done after the request). Steps
+        in which the rank has no batch yield no request.
         """
         while True:
             number = 0
@@ -144,7 +144,7 @@ class Selection:
             yield group
 
     def samples(self, step: Step) -> tuple[SampleRequest, ...]:
-        """Return the samples of one rank's part of a step."""
+        """Return the samples in one rank's part of a step."""
         slots = zip(
             step.sources.tolist(),
             step.shards.tolist(),

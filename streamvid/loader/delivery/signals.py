@@ -35,7 +35,7 @@ class Signals:
             self._news.get(timeout=timeout_seconds)
 
     def fail(self, error: StreamvidError) -> None:
-        """Record a failure. Every later call of the pipeline raises the first recorded failure."""
+        """Record a failure. Every later call to the pipeline raises the first recorded failure."""
         self.failure = self.failure or error
         self.tell()
 

@@ -178,7 +178,7 @@ class FeatureDelivery(StoredDelivery):
 def _room(delivery: Delivery) -> int:
     """Return the number of ring bytes for a clip.
 
-    If the clip has a packet index, this includes a table of about two packets per frame.
+    If the clip has a packet index, the number includes a table of about two packets per frame.
     """
     clip, has_packets = delivery.row.clip, delivery.row.packets is not None
     table = min(TABLE_BYTES, _PACKET_BYTES * (2 * clip.num_frames + 64)) if has_packets else 0

@@ -45,7 +45,7 @@ def held_up_by(
 
 
 def add_wait(stats: BatchStats, held_up: HeldUpBy, seconds: float) -> None:
-    """Add part of the wait for a batch to the statistics of the batch."""
+    """Add part of the wait for a batch to the batch's statistics."""
     match held_up:
         case "store":
             stats.store_wait_seconds += seconds

@@ -1,1 +1,1 @@
-"""Reports of a running loader: the delivery ledger, metrics, and the reasons for stalls."""
+"""Reports on a running loader: the delivery ledger, metrics, and the reasons for stalls."""

@@ -1,4 +1,4 @@
-"""Entries of the delivery ledger, from the batches that a loader hands out."""
+"""Entries in the delivery ledger, created from the batches that a loader hands out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from streamvid.plan import PLAN_VERSION
 
 
 def open_ledger(folder: str | Path | None, selection: Selection) -> LedgerWriter | None:
-    """Return the writer of a loader's ledger, or None without a ledger. Nothing is written before the first loop.
+    """Return the writer for a loader's ledger, or None if the loader has no ledger.
 
-    Raises ConfigError if the folder is inside a dataset.
+    Nothing is written before the first loop. Raises ConfigError if the folder is inside a dataset.
     """
     if folder is None:
         return None

@@ -1,7 +1,7 @@
-"""Prometheus metrics of the loaders in this process, which an HTTP endpoint serves.
+"""Prometheus metrics for the loaders in this process, served by an HTTP endpoint.
 
-All loaders of a process that use the same address share one endpoint. It calls `loader.stats()` for each request, so
-it needs no resources between requests.
+All loaders of a process that use the same address share one endpoint. The endpoint calls `loader.stats()` for each
+request, so it needs no resources between requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COUNTERS: dict[str, tuple[str, _Figure]] = {
     "decode_seconds": ("Time spent decoding, summed over samples.", lambda stats: stats.work.decode_seconds),
     "fetched_bytes": ("Bytes read for samples.", lambda stats: stats.work.num_bytes_fetched),
     "reread_samples": ("Samples read again because their bytes were wrong.", lambda stats: stats.work.num_retries),
-    "substituted_samples": ("Bad samples replaced by others.", lambda stats: stats.work.num_substituted),
+    "substituted_samples": ("Bad samples replaced by other samples.", lambda stats: stats.work.num_substituted),
 }
 _GAUGES: dict[str, tuple[str, _Figure]] = {
     "queue_depth": ("Complete batches that are ready.", lambda stats: stats.queue_depth),
@@ -63,7 +63,7 @@ Stats = Callable[[], LoaderStats]
 class MetricsAddress:
     """Address of an endpoint.
 
-    is_required: False if the address comes from an environment variable, which several programs may share.
+    is_required: False if the address comes from an environment variable, because several programs may share it.
     """
 
     host: str
@@ -96,7 +96,7 @@ def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = N
 
 
 class LoaderMetrics:
-    """Collector of one loader's statistics as metrics with the labels rank, split and loader (the loader's number)."""
+    """Collector of one loader's statistics. Metrics have the labels rank, split and loader (the loader's number)."""
 
     def __init__(self, stats: Stats, rank: int, split: str) -> None:
         self._stats = weakref.WeakMethod(stats)  # a bound method
@@ -110,7 +110,7 @@ class LoaderMetrics:
 
 
 def families(stats: LoaderStats, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield the metrics of a loader's statistics."""
+    """Yield the metrics for a loader's statistics."""
     from prometheus_client.core import HistogramMetricFamily
 
     names, values = list(labels), list(labels.values())
@@ -175,7 +175,7 @@ def _gauge(name: str, text: str, labels: list[str], values: list[str], value: fl
 
 
 class _Endpoint:
-    """HTTP endpoint with the metrics of several loaders."""
+    """HTTP endpoint that serves the metrics of several loaders."""
 
     def __init__(self, address: MetricsAddress) -> None:
         from prometheus_client import start_http_server

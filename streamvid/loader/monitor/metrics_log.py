@@ -1,4 +1,4 @@
-"""Statistics of a loader as JSON lines in a file per rank."""
+"""Loader statistics as JSON lines, in one file per rank."""
 
 from __future__ import annotations
 

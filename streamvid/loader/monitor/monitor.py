@@ -1,4 +1,4 @@
-"""Reports of a running loader, behind one interface for `loader.py`."""
+"""Reports on a running loader, behind one interface for `loader.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamvid.plan import Cursor
 class Monitor:
     """Ledger, metrics and stall warnings of one loader. It holds no strong reference to the loader.
 
-    resources: the loader's decoders and threads, for verdicts.
+    resources: the loader's decoders and threads, used for verdicts.
 
     Raises ConfigError for invalid options. Methods raise StorageError if a file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Warnings about a caller that has to wait for data, with the reason."""
+"""Warnings that say why a caller has to wait for data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _AGAIN_SECONDS = 300.0
 
 
 class StallWatch:
-    """Monitor of the share of time that a caller waits. It logs a warning at most every five minutes.
+    """Monitor for the share of time that a caller spends waiting. It logs a warning at most every five minutes.
 
     The first 10 batches do not count, because workers and caches are cold. Every rank logs its own waits, because one
-    slow rank delays all others.
+    slow rank delays all other ranks.
     """
 
     def __init__(self, rank: int) -> None:
@@ -27,13 +27,13 @@ class StallWatch:
         self._quiet_until = 0.0
 
     def is_due(self, num_steps: int, seconds: float) -> bool:
-        """Return whether `look` would compare statistics after this number of steps and this number of seconds."""
+        """Return whether `look` would compare statistics after this many steps and seconds."""
         if self._before is None:
             return num_steps >= FEW_STEPS
         return seconds - self._before.seconds >= _LOOK_SECONDS
 
     def look(self, stats: LoaderStats) -> None:
-        """Compare the loader's statistics with those of the last call. Log a warning if the caller waited too long."""
+        """Compare the current statistics with the previous call's, and log a warning if the caller waited too long."""
         before, self._before = self._before, stats
         if before is None:
             return

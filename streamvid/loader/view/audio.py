@@ -1,7 +1,7 @@
-"""Audio of a delivery: its options, its samples on the timeline of the clip, and the bytes to read for them.
+"""Audio in a delivery: its options, its samples on the clip's timeline, and the bytes to read for the samples.
 
-Output sample k has the time k / sample_rate on the clip's presentation timeline, on which its frames have their
-timestamps. The audio of a window begins with the sample nearest to the presentation time of the first delivered frame.
+Output sample k has the time k / sample_rate on the clip's presentation timeline, to which the frames' timestamps also
+refer. The audio of a window begins with the sample nearest to the presentation time of the first delivered frame.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TimeRange: TypeAlias = tuple[Fraction, Fraction]
 """Presentation times of the first and the last frame."""
 
 HAS_AUDIO = "has_audio"
-"""Column of the samples index that says whether a clip has audio."""
+"""Column in the samples index that records whether a clip has audio."""
 
 MAX_SAMPLE_RATE = 192_000
 _FLOAT_BYTES = 4
@@ -41,7 +41,7 @@ class AudioOptions:
     """Audio that is delivered with each clip, as `batch.audio`. It requires `sample_rate` or `preset`."""
 
     sample_rate: int | None = option(
-        None, help="Samples per second and channel, such as 32000.", minimum=1000, maximum=MAX_SAMPLE_RATE
+        None, help="Samples per second per channel, such as 32000.", minimum=1000, maximum=MAX_SAMPLE_RATE
     )
     num_channels: int | None = option(
         None, help="Number of channels: 1, 2, 6 (5.1) or 8 (7.1).", shown_default="2, or that of the preset"
@@ -56,9 +56,9 @@ class AudioOptions:
     )
     fps: Fraction | None = option(
         None,
-        help="Frame rate from which the number of samples is computed, for datasets whose clips keep their own frame "
-        "rates.",
-        shown_default="the rate at which the dataset is read, otherwise that of the first clip of each bucket",
+        help="Frame rate from which the number of samples is computed, for datasets whose clips keep their "
+        "original frame rates.",
+        shown_default="the rate at which the dataset is read, otherwise the rate of each bucket's first clip",
         above=0.0,
     )
     stretch: bool = option(
@@ -67,7 +67,7 @@ class AudioOptions:
     )
     preset: str | None = option(
         None,
-        help=f"Model whose audio format provides the defaults of these options. One of {', '.join(AUDIO_PRESETS)}.",
+        help=f"Model whose audio format provides the defaults for these options. One of {', '.join(AUDIO_PRESETS)}.",
         choices=tuple(AUDIO_PRESETS),
     )
 
@@ -85,7 +85,7 @@ class AudioOptions:
 
     @property
     def form(self) -> AudioForm:
-        """Form of the delivered audio, with the values of the preset for options that are not given."""
+        """Format of the delivered audio. Options that are not set take the preset's values."""
         preset = None if self.preset is None else AUDIO_PRESETS[self.preset]
         rate = self.sample_rate or (preset.sample_rate if preset else 0)
         channels = self.num_channels or (preset.num_channels if preset else 2)
@@ -94,7 +94,7 @@ class AudioOptions:
 
 @dataclass(frozen=True, slots=True)
 class AudioForm:
-    """Sample rate, number of channels, and rule for the number of samples of the delivered audio."""
+    """Format of the delivered audio: sample rate, number of channels, and rule for the number of samples."""
 
     sample_rate: int
     num_channels: int
@@ -103,9 +103,9 @@ class AudioForm:
 
 @dataclass(frozen=True, slots=True)
 class AudioShape:
-    """Audio of a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second.
+    """Audio for a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second.
 
-    stretch: True to stretch the audio of frames that are delivered at another speed.
+    stretch: True to stretch the audio of frames that are delivered at a different speed.
     """
 
     sample_rate: int
@@ -173,7 +173,7 @@ def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AudioPlan:
-    """Audio of all deliveries of a loader.
+    """Audio for all of a loader's deliveries.
 
     shapes: bucket id → shape, for all buckets with pictures.
     """
@@ -189,7 +189,7 @@ class AudioPlan:
 def with_audio(
     part: ClipPart, clip: SampleFile, index: tuple[ClipIndex, AudioIndex] | None, shape: AudioShape, max_pieces: int
 ) -> ClipPart:
-    """Return `part` extended to the audio of its frames, or the whole clip if no smaller part contains the audio.
+    """Return `part` extended to include its frames' audio, or the whole clip if no smaller part contains the audio.
 
     index: packets of the clip's video and audio; None if the audio is decoded through the container.
     max_pieces: see `clip_part`.
@@ -208,7 +208,7 @@ def with_audio(
 
 
 def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int) -> ClipPart:
-    """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part does.
+    """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part suffices.
 
     index: packets of the file; None if the file is decoded through its container.
     max_pieces: see `clip_part`.
@@ -232,7 +232,7 @@ def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: Au
 
 
 def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: AudioShape) -> ClipPart:
-    """Return the part with the packets of its audio. Overlapping byte ranges are joined, and no byte is read twice."""
+    """Return the part with the packets for its audio. Overlapping byte ranges are joined, and no byte is read twice."""
     assert part.window is not None and part.numbers is not None and video.time_base is not None
     seconds = int(video.frame_times[part.numbers[0]]) * video.time_base
     number = first_sample_at(seconds, shape.sample_rate)

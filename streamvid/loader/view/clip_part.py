@@ -35,8 +35,8 @@ class AudioPart:
     - packets: packet table, with offsets relative to the start of the part's bytes; None for a whole clip.
     - first_sample: number of the first sample; None for a whole clip, whose timestamps are in the container.
     - offset_seconds: time from the first frame to the first sample.
-    - num_decoded: number of samples to decode, which are stretched to those of the bucket; 0 for as many as the bucket
-      has, or for a whole clip.
+    - num_decoded: number of samples to decode and stretch to the bucket's number of samples; 0 to decode exactly the
+        bucket's number, or for a whole clip.
     - own_range: (first byte, size) of the byte range to read for the audio, which follows the part's first range in
       memory; None if the packets are within that range.
     """
@@ -62,13 +62,13 @@ class ClipPart:
     - numbers: indices of these frames in the clip; None if they depend on timestamps that are only in the container.
     - first_byte: start of the first byte range to read, relative to the start of the clip.
     - num_bytes: number of bytes to read.
-    - checks: (start, end, checksum) of each piece of these bytes, as offsets in them. A checksum is a prefix of a
-      SHA-256 digest.
+    - checks: (start, end, checksum) of each piece of these bytes, with start and end as offsets within them. A checksum
+      is a prefix of a SHA-256 digest.
     - window, stream: packets of the range, and the description that their decoder needs; None for a whole clip, which
       is decoded through its container, and for audio without pictures.
     - audio: audio to deliver; None if the clip has none, or if audio is not delivered.
-    - start_seconds: time of the first delivered frame minus that of the clip's first; None if only the container has
-      the timestamps, or if no audio input is delivered.
+    - start_seconds: time of the first delivered frame minus the time of the clip's first frame; None if only the
+      container has the timestamps, or if no audio input is delivered.
     """
 
     pick: Pick
@@ -88,17 +88,17 @@ class ClipPart:
 
     @property
     def video_table_bytes(self) -> int:
-        """Size in bytes of the table of the video's packets."""
+        """Size in bytes of the video's packet table."""
         return 0 if self.window is None else self.window.packets.nbytes
 
     @property
     def table_bytes(self) -> int:
-        """Size in bytes of the packet tables of video and audio, which precede the bytes of the clip in memory."""
+        """Size in bytes of the packet tables for video and audio, which precede the clip's bytes in memory."""
         return self.video_table_bytes + (0 if self.audio is None else self.audio.table_bytes)
 
     @property
     def block_bytes(self) -> int:
-        """Size in bytes of the memory for the packet tables and the bytes of the clip."""
+        """Size in bytes of the memory for the packet tables and the clip's bytes."""
         return self.table_bytes + self.num_bytes
 
     @property
@@ -113,7 +113,7 @@ class ClipPart:
 def clip_part(
     clip: SampleFile, packets: ClipIndex | None, pick: Pick, *, room: int | None = None, max_pieces: int | None = None
 ) -> ClipPart:
-    """Return the part of a clip to read for the frames of `pick`: the whole clip if no smaller part is possible.
+    """Return the part of a clip to read for the frames of `pick`, or the whole clip if no smaller part is possible.
 
     packets: the clip's packet index, if it has one.
     room: size of the memory for a smaller part in bytes; by default, the clip's size plus TABLE_BYTES.
@@ -149,7 +149,7 @@ def fits(part: ClipPart, clip: SampleFile, room: int | None, max_pieces: int | N
 def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> ClipPart:
     """Return the part that covers the whole clip.
 
-    numbers: indices of the frames to deliver, or None.
+    numbers: indices of the frames to deliver; None if they depend on timestamps that are only in the container.
     """
     return ClipPart(pick, numbers, 0, clip.num_bytes, ((0, clip.num_bytes, clip.sha256),))
 
@@ -175,7 +175,7 @@ def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Range
 
 
 def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> str | None:
-    """Return the problem with the bytes of a part, or None if every piece matches its checksum."""
+    """Return the problem with a part's bytes, or None if every piece matches its checksum."""
     for start, end, checksum in checks:
         if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
             # The checksum makes two reads comparable: equal messages mean equal bytes.

@@ -43,7 +43,7 @@ class PacketsPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """Location and checksum of one file of a sample in its tar: a clip, a conditioning input, or features."""
+    """Location in the tar and checksum of one of a sample's files: a clip, a conditioning input, or features."""
 
     offset: int
     num_bytes: int
@@ -56,7 +56,7 @@ class IndexRow:
     """Index row of one sample.
 
     - number: position of the sample in its tar.
-    - packets: the shard's packet table; None if the shard has none.
+    - packets: the shard's packet table; None if the shard has no packet table.
     - fps, duration_seconds: frame rate and duration of the clip; 0.0 if unknown.
     - texts: index column → value, for columns used in captions.
     - columns: column name used by the caller → value, for requested columns.
@@ -105,7 +105,7 @@ def sample_file(
         raise _wrong(name, "frames", count, *num_frames)
     if not isinstance(sha256, bytes) or len(sha256) != _SHA256_BYTES:
         raise IntegrityError(
-            f"the index lists the checksum {sha256!r} for {name}, not a SHA-256 digest; copy the dataset again"
+            f"the index lists the checksum {sha256!r} for {name}, which is not a SHA-256 digest; copy the dataset again"
         )
     return SampleFile(offset, num_bytes, sha256, count)
 

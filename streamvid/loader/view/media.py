@@ -31,7 +31,7 @@ ABSENT_COLORS = ("bt709", "full", "left")
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """Conditioning input of a loader.
+    """Conditioning input that a loader delivers.
 
     num_items: maximum number of items per sample; 1 for an input that is not a list.
     """
@@ -46,7 +46,7 @@ class Medium:
 
     @property
     def column(self) -> str:
-        """Column of the samples index that lists the files of this input."""
+        """Column in the samples index that lists this input's files."""
         return MEDIA_PREFIX + self.name
 
     def num_pictures(self, bucket: Bucket) -> int:
@@ -89,7 +89,7 @@ def _medium(name: str, dataset: Dataset) -> Medium:
     if name not in known:
         there = f"available: {', '.join(known)}"
         if not known:
-            there = f"the dataset has none; shard the source again with --media {name}=COLUMN"
+            there = f"the dataset has no conditioning inputs; shard the source again with --media {name}=COLUMN"
         raise ConfigError(f"media: {name!r} is not a conditioning input of {dataset.url}; {there}")
     info = known[name]
     return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items, info.is_audio)
@@ -119,7 +119,7 @@ class MediaPart:
 def media_files(
     items: Sequence[Mapping[str, object]], medium: Medium, num_clip_frames: int, shard: ShardInfo
 ) -> tuple[SampleFile, ...]:
-    """Return a sample's files of a conditioning input from index values. Raises IntegrityError for invalid values."""
+    """Return a sample's files for a conditioning input, from index values. Raises IntegrityError for invalid values."""
     if len(items) > medium.num_items or not (items or medium.is_optional):
         raise IntegrityError(
             f"the index lists {len(items)} items of {medium.name} for the sample, but the manifest allows "
@@ -210,7 +210,7 @@ class PictureRoom:
         return replace(self.picture, pixels="mask") if medium.is_mask else self.picture
 
     def place(self, medium: Medium, index: int, item: int) -> int:
-        """Return the byte offset of one item of a sample's conditioning input."""
+        """Return the byte offset of one item in a sample's conditioning input."""
         if medium.is_audio:
             return self.audio_place(index, 1 + self._audio_media.index(medium))
         size = medium.num_pictures(self.bucket) * self.picture_of(medium).num_bytes

@@ -1,4 +1,4 @@
-"""Model rule of a loader, and validation of datasets and views against it."""
+"""Model rule for a loader, and validation of datasets and views against it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamvid.loader.view.view import ViewOptions
 
 
 def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
-    """Return the rule that `preset` is or names: a rule, a preset or a bucket configuration file. Return None for None.
+    """Return the model rule for a preset name, a bucket configuration file or a ModelRule. Return None for None.
 
     Raises ConfigError if the preset is invalid or has no rule.
     """

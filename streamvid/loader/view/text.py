@@ -1,4 +1,4 @@
-"""Text of a delivery: one of the sample's captions, formatted by a template, or an empty string (SAMPLE-1).
+"""Text for a delivery: one of the sample's captions, formatted by a template, or an empty string (SAMPLE-1).
 
 A template is a string with placeholders for column values. No part of a template is ever executed (SAFE-1).
 
@@ -49,7 +49,7 @@ Node: TypeAlias = "str | TemplateField | TemplatePart"
 class TemplateField:
     """Placeholder for a column's value.
 
-    format: format of numbers; "" for Python's default.
+    format: number format; "" for Python's default.
     """
 
     name: str
@@ -95,7 +95,7 @@ class TemplatePart:
         return "".join(texts)
 
     def fields(self) -> Iterator[TemplateField]:
-        """Yield all fields, including those of nested parts."""
+        """Yield all fields, including the fields of nested parts."""
         for node in self.nodes:
             if isinstance(node, TemplateField):
                 yield node
@@ -105,7 +105,7 @@ class TemplatePart:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """Options for the texts of samples."""
+    """Options for sample texts."""
 
     column: str | Mapping[str, float] = option(
         "text",
@@ -148,7 +148,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class TextRule:
-    """Rule for the texts of one dataset's deliveries.
+    """Rule that determines the texts delivered with one dataset's samples.
 
     columns: (index column, weight) of each caption column. In the column `text`, samples may have several captions.
     template: parsed template, or None.
@@ -167,7 +167,7 @@ class TextRule:
         return tuple(dict.fromkeys([*names, _CAPTIONS] if _TEXT in dict(self.columns) else names))
 
     def text(self, row: IndexRow, fps: float, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
-        """Return the text of a delivery. Raises IntegrityError if the index contains invalid captions.
+        """Return the text for a delivery. Raises IntegrityError if the index contains invalid captions.
 
         fps: rate of the delivered frames; 0.0 if unknown.
         dropout: choices that decide whether the text is dropped; by default, `choices`. Precomputed features fix the
@@ -251,7 +251,7 @@ def _template_columns(template: TemplatePart, dataset: Dataset) -> dict[str, str
             is_text = _is_text(dataset, column)
             if not is_text and not dataset.is_numeric(column):
                 kind = _kind(dataset, column)
-                raise ConfigError(f"captions.template: {one.name!r} has type {kind}; use columns of text or numbers")
+                raise ConfigError(f"captions.template: {one.name!r} has type {kind}; use text or numeric columns")
             _check_format(one, is_text=is_text)
             found[one.name] = column
     return found
@@ -301,7 +301,7 @@ def parse_template(text: object) -> TemplatePart:
     template = _TemplateParser(text).part(0)
     if not any(template.fields()):
         raise ConfigError(
-            f"template={text!r} contains no column; to insert the caption, write {{text}}, such as '{{text}} 4K'"
+            f"template={text!r} contains no column; to insert the caption, write {{text}}, as in '{{text}} 4K'"
         )
     return template
 

@@ -1,4 +1,4 @@
-"""Random choices of a delivery, and the frames and crop of its clip that they determine (SAMPLE-1)."""
+"""Random choices for a delivery, and the frames and crop that they determine (SAMPLE-1)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WHOLE = ("resize_crop", "center")
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """Choice of the frames and the crop that a delivery shows of a clip."""
+    """Choice of the frames and the crop to deliver from a clip."""
 
     temporal: Temporal = option(
         "random",
@@ -90,7 +90,7 @@ class ViewOptions:
         return self.temporal == "random" and self.max_interval == 1 and self.spatial in _WHOLE
 
     def check(self, clips: str, buckets: list[Bucket], where: str) -> None:
-        """Raise ConfigError if a dataset's clips (Manifest.clips) or one of its buckets do not allow this view."""
+        """Raise ConfigError if a dataset's clips (Manifest.clips) or one of its buckets does not allow this view."""
         if clips == "audio" and self.spatial != "resize_crop":
             raise ConfigError(
                 f"view.spatial={self.spatial!r}: {where} contains audio files, which have no pictures; leave "
@@ -100,7 +100,8 @@ class ViewOptions:
             one = "max_interval" if self.max_interval > 1 else "temporal"
             raise ConfigError(
                 f"view.{one}={getattr(self, one)!r} changes the speed of clips, but {where} contains audio files, "
-                "which are delivered only at their own speed; use view.temporal='random', 'head', 'middle', 'chunk' or "
+                "which are delivered only at their original speed; use view.temporal='random', 'head', "
+                "'middle', 'chunk' or "
                 "'full' without view.max_interval"
             )
         if clips == "native" and self.spatial != "resize_crop":
@@ -188,7 +189,7 @@ class View:
 
 
 def view_of(options: ViewOptions, rate: FrameRate, row: IndexRow, count: int, choices: RandomChoices) -> View:
-    """Return the frames and the crop of a delivery of `count` frames.
+    """Return the frames and the crop for a delivery of `count` frames.
 
     Raises ConfigError if the clip has too few frames or, with temporal="full", too many.
     """

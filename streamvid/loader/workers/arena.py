@@ -1,8 +1,8 @@
 """Anonymous memory shared with decode workers, and the allocator of its blocks.
 
-One thread allocates; any thread may release, even during a garbage collection, because a release only puts a block
-on a queue. Memory comes from memfd: it is not limited by the size of /dev/shm, leaves no file behind, and returns to
-the kernel when the last process releases it.
+One thread allocates; any thread may release, even during garbage collection, because a release only puts a block on a
+queue. Memory comes from memfd: it is not limited by the size of /dev/shm, leaves no file behind, and returns to the
+kernel when the last process releases it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def align(num_bytes: int) -> int:
 
 
 class Block:
-    """Block of an arena. It is released once, on request or when this object is freed."""
+    """Block of memory in an arena. It is released once, on request or when this object is freed."""
 
     def __init__(self, arena: Arena, offset: int) -> None:
         self.offset = offset  # no view of the memory: an interrupted destructor would keep it forever

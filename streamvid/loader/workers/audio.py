@@ -1,4 +1,4 @@
-"""Decoding of a clip's audio in a decode worker, after its pictures."""
+"""Audio decoding in a decode worker, after a clip's pictures are decoded."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def decode_audio(
 
 
 def _room(out: Float32s, num_decoded: int) -> Float32s:
-    """Return an array for the samples to decode. It is `out` unless the samples are to be stretched."""
+    """Return an array for the samples to decode. It is `out` unless the samples will be stretched."""
     return np.empty((len(out), num_decoded), np.float32) if num_decoded else out

@@ -1,4 +1,4 @@
-"""Cache of recently used values, limited in size. If several threads need a value at once, one of them computes it."""
+"""Cache of recently used values, limited in size. If several threads need the same value, one of them computes it."""
 
 from __future__ import annotations
 

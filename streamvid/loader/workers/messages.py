@@ -54,7 +54,7 @@ class ClipBlock(NamedTuple):
 
 
 class AudioTask(NamedTuple):
-    """Audio of a clip to decode into the frame ring, as float32 (num_channels, num_samples) at `out_offset`.
+    """Audio to decode into the frame ring at `out_offset`, as float32 with shape (num_channels, num_samples).
 
     - stream: AudioStreamInfo as JSON; "" to decode the audio through the clip's container; None for silence.
     - table: shape of the audio's packet table, which follows the packet table of the video.
@@ -84,7 +84,7 @@ class DecodeTask(NamedTuple):
     """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
     numbers: indices of the frames, if they are chosen by the timestamps of another clip; else None.
-    picture: format of the pictures; None for a file of which only the audio is decoded.
+    picture: format of the pictures; None for a file from which only the audio is decoded.
     out_offset: offset of the pictures in the frame ring.
     audio: audio to decode after the pictures; None if no audio is delivered.
     """
@@ -105,7 +105,7 @@ class DecodeTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
-        """Build a task from the parsed JSON of `to_json`, without the first element, which is the kind."""
+        """Build a task from the parsed JSON of `to_json`, minus its first element (the kind)."""
         from streamvid.buckets.pick import Pick  # a worker imports these with its first task
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
@@ -142,7 +142,7 @@ class TarFile(NamedTuple):
 class ReadSlot(NamedTuple):
     """One clip to read: its location, the wanted frames, and the destination of its bytes.
 
-    table: index of the shard's packet table in the task; -1 for none.
+    table: index of the shard's packet table in the task; -1 if the shard has no packet table.
     row: the clip's row in the packet table.
     out_offset: offset of the destination in the ring, in bytes.
     room: size of the destination in bytes.
@@ -170,7 +170,7 @@ class ReadTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> ReadTask:
-        """Build a task from the parsed JSON of `to_json`, without the first element, which is the kind."""
+        """Build a task from the parsed JSON of `to_json`, minus its first element (the kind)."""
         from streamvid.buckets.pick import Pick
 
         task_id, generation, tables, slots = value
@@ -191,7 +191,7 @@ def open_message(message: bytes) -> tuple[str, list[Any]]:
 
 
 def parse_task(kind: str, value: list[Any]) -> Task:
-    """Return the task of a message that was opened by `open_message`."""
+    """Return the task whose kind and values `open_message` returned."""
     return ReadTask.from_json(value) if kind == "read" else DecodeTask.from_json(value)
 
 
@@ -217,12 +217,12 @@ class Answer(NamedTuple):
     """Message from a worker about a task: `text` describes a problem, and `seconds` is the duration of the work.
 
     color: colors of yuv420p pictures.
-    results: one result per clip of a ReadTask; empty if the run is over.
+    results: one result per clip in a ReadTask; empty if the run is over.
     begun: id of the DecodeTask that the worker starts next, if it has already received one. Reporting the id here saves
         a message.
-    audio: result of the AudioTask of a DecodeTask.
-    start: time from the first frame of a clip to the first delivered one, as a fraction (numerator, denominator), if
-        the clip was decoded through its container.
+    audio: result of a DecodeTask's AudioTask.
+    start: time from a clip's first frame to the first delivered frame, as a fraction (numerator, denominator), if the
+        clip was decoded through its container.
     """
 
     pid: int

@@ -159,14 +159,14 @@ class DecodePool:
         if worker.returncode == -signal.SIGKILL:
             cause = "The machine has probably run out of memory; lower num_workers or limits.prefetch_bytes"
         error = WorkerError(
-            f"decode worker {worker.pid} {describe_exit(worker.returncode)}. {cause}. This loader cannot continue: "
-            "create a new one and load the last state"
+            f"decode worker {worker.pid} {describe_exit(worker.returncode)}. {cause}. This loader cannot "
+            "continue: create a new loader and load the last state"
         )
         error.task_id = self._current.get(worker.pid)
         return error
 
     def close(self) -> None:
-        """End all workers and wait for them. A call of `serve` that is waiting ends too. Idempotent."""
+        """End all workers and wait for them. A waiting call to `serve` also ends. Idempotent."""
         self._closed = True
         for end in self._sockets:
             with contextlib.suppress(OSError):

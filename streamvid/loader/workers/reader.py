@@ -1,4 +1,4 @@
-"""Reading of stored clips into the ring, for callers that decode clips themselves or use features.
+"""Reader that fills the ring with stored clips, for callers that decode clips themselves or use features.
 
 One thread or process reads all clips of a task. Until the workers have started, the loader's own threads read, so that
 the first batch does not wait for a process. After that, workers read local stores, to relieve the caller's process.
@@ -42,9 +42,9 @@ class _Reading:
 
 
 class ClipReader:
-    """Reader of clips into the ring. Thread-safe.
+    """Reader that places clips in the ring. Thread-safe.
 
-    stores: open stores by URL; others are opened on first use.
+    stores: open stores by URL; other stores are opened on first use.
     """
 
     def __init__(self, clips: memoryview, ring: Any, stores: Mapping[str, Store] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Plan of an epoch that begins with leftovers of an earlier version, and continues in the new version."""
+"""Plan for an epoch that begins with leftovers from an earlier version and continues in the new version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamvid.plan.versions.leftovers import Leftovers
 
 
 class ContinuedPlan:
-    """Plan of an epoch that begins with leftovers of another version.
+    """Plan for an epoch that begins with leftovers from an earlier version.
 
     The class has the methods of `EpochPlan` that loaders use.
 
@@ -54,7 +54,7 @@ class ContinuedPlan:
 
     @property
     def starved(self) -> tuple[BucketReport, ...]:
-        """Reports on the buckets that have no step of the new version in the whole epoch."""
+        """Reports on the buckets for which the new version has no step in the whole epoch."""
         return self._plan.starved
 
     def report(self) -> tuple[BucketReport, ...]:
@@ -92,7 +92,7 @@ class ContinuedPlan:
         )
 
     def next_epoch(self) -> Cursor:
-        """Return the cursor at the start of the next epoch, after all steps of this one are done."""
+        """Return the cursor at the start of the next epoch, after all steps of this epoch are done."""
         return self._plan.next_epoch()
 
     def start_of(self, bucket_id: str) -> int:

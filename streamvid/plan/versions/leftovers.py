@@ -1,9 +1,9 @@
 """Samples carried over from the previous version of the datasets, which an epoch delivers first.
 
 Samples that tail="carry" has carried over have positions only in the previous version. They are delivered first,
-bucket by bucket, in steps of all ranks. The last step of each bucket can be smaller, as with tail="shrink". Samples
-that the new version no longer contains are omitted. After these steps, the new version's epoch begins at its own
-start.
+bucket by bucket, in steps in which all ranks take part. The last step of each bucket can be smaller, as with
+tail="shrink". Samples that the new version no longer contains are omitted. After these steps, the new version's epoch
+begins at its own start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streamvid.plan.step import FILL_GROUP, FILLER_VISITS, TAIL, Step
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 IsKept: TypeAlias = Callable[[str, Int64Array, Int64Array, Int64Array], BoolArray]
-"""Function of (bucket id, sources, shards, indices) that returns which of these samples the new version still has."""
+"""Function that takes (bucket id, sources, shards, indices) and returns which samples the new version contains."""
 
 _MAX_SAMPLES = 1 << 24
 _SCANNED_SAMPLES = 1 << 12
@@ -35,7 +35,7 @@ _SCANNED_SAMPLES = 1 << 12
 
 @dataclass(frozen=True, eq=False)
 class _Rest:
-    """Samples of one bucket, in the order of its stream. Arrays have one entry per sample."""
+    """Samples from one bucket, in the order of its stream. Arrays have one entry per sample."""
 
     bucket_id: str
     positions: Int64Array
@@ -50,11 +50,11 @@ class _Rest:
 
 @dataclass(frozen=True, eq=False)
 class _LeftoverStep:
-    """One step: samples [first, first + count) of a bucket.
+    """One step: samples [first, first + count) from a bucket.
 
     Sample numbers past the bucket's last sample wrap around to the first samples, which are repeats.
 
-    visits_from: start of the range of visits for repeats; TAIL, or more in a step that contains only repeats.
+    visits_from: start of the range of visit numbers for repeats; TAIL, or more in a step that contains only repeats.
     """
 
     rest: _Rest
@@ -63,7 +63,7 @@ class _LeftoverStep:
     visits_from: int = TAIL
 
     def step(self, ranks: range, num_ranks: int, epoch: int, first_source: int) -> Step:
-        """Return the step's samples for some ranks."""
+        """Return the step's samples for the given ranks."""
         share = self.count // num_ranks
         numbers = self.first + np.arange(ranks.start * share, ranks.stop * share)
         wraps, places = numbers // len(self.rest) + (self.visits_from != TAIL), numbers % len(self.rest)
@@ -81,9 +81,9 @@ class _LeftoverStep:
 
 
 class Leftovers:
-    """Steps with the samples carried over from the previous epoch, for all ranks. Few samples are carried over.
+    """Steps, for all ranks, that deliver the few samples carried over from the previous epoch.
 
-    plan: plan of the previous epoch, in the previous version.
+    plan: plan for the previous epoch, in the previous version.
     carried: bucket id → position of the first carried sample in that version.
     phase: number of steps done in an incomplete group of `accumulate` steps. Repeats complete the last group.
     is_kept: function that returns which samples the new version still contains.
@@ -100,7 +100,7 @@ class Leftovers:
             raise StateError(
                 f"carried={dict(carried)} in the loader state: no position may exceed its limit ({ends}), and "
                 f"all positions together may be at most {_MAX_SAMPLES} samples below their limits; the state is "
-                "damaged. Use an older state, or start without one"
+                "damaged. Use an older state, or start without a state"
             )
         self._rests = [self._rest(name, position, ends[name]) for name, position in sorted(carried.items())]
         real = [part for rest in self._rests for part in self._parts(rest)]
@@ -108,7 +108,7 @@ class Leftovers:
         self._steps = [*real, *self._fillers(len(real), phase)]
 
     def _rest(self, bucket_id: str, start: int, end: int) -> _Rest:
-        """Return the samples in a range of positions, without those that the new version no longer contains."""
+        """Return the samples in a range of positions, except samples that the new version no longer contains."""
         stream, positions = self._plan.stream(bucket_id), np.arange(start, end, dtype=np.int64)
         ((ordinals, visits, _),) = resolve([(stream, positions)])
         sources, shards, indices = stream.locate(ordinals)
@@ -134,7 +134,7 @@ class Leftovers:
         return [_LeftoverStep(rest, 0, ranks, FILL_GROUP + number * FILLER_VISITS) for number in range(first, size)]
 
     def _any_kept(self) -> _Rest | None:
-        """Return a few samples of the epoch that the new version still contains."""
+        """Return a few samples from the epoch that the new version still contains."""
         for name in self._plan.batch_sizes:
             start, end = self._plan.start_of(name), self._plan.end_of(name)
             for first in range(start, end, _SCANNED_SAMPLES):
@@ -157,9 +157,9 @@ class Leftovers:
         return self._steps[number].step(ranks, num_ranks, self.epoch, first_source)
 
     def carried_after(self, num_steps: int) -> Mapping[str, int]:
-        """Return the positions of the samples that are still carried over after `num_steps` steps, by bucket id.
+        """Map each bucket id to the position of the first sample that is still carried over after `num_steps` steps.
 
-        The result is empty after the last step.
+        The mapping is empty after the last step.
         """
         if num_steps >= len(self):
             return {}
