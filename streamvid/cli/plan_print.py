@@ -138,13 +138,13 @@ def _print_left_out(about: MetadataFacts) -> None:
 def _print_loads(loads: LoadSummary) -> None:
     mark = "~" if loads.is_estimate else ""
     click.echo(
-        f"\ntokens per rank and step: {mark}{loads.tokens_mean:.0f} on average, {loads.tokens_min} to "
+        f"\ntokens per rank per step: {mark}{loads.tokens_mean:.0f} on average, {loads.tokens_min} to "
         f"{loads.tokens_max}; the busiest rank has {mark}{loads.imbalance_tokens:.3f} times the average "
         f"(by predicted cost {mark}{loads.imbalance_costs:.3f})"
     )
     if loads.member_bytes_by_rank is not None:
         mark = "~" if loads.bytes_are_estimate else ""
-        click.echo(f"bytes of clips per rank and epoch: {mark}{_ranks(loads.member_bytes_by_rank)}")
+        click.echo(f"bytes of clips per rank per epoch: {mark}{_ranks(loads.member_bytes_by_rank)}")
 
 
 def _ranks(by_rank: Sequence[int]) -> str:

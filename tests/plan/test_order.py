@@ -97,7 +97,7 @@ def test_a_small_bucket_is_spread_over_the_epoch() -> None:
 
 
 def test_memory_grows_with_the_number_of_buckets_and_not_with_its_square() -> None:
-    """Ten thousand buckets once took 2.7 GB per rank and epoch."""
+    """Ten thousand buckets once took 2.7 GB per rank per epoch."""
     counts = {f"bucket-{number:05d}": [1 + number % 60, 20] for number in range(10_000)}
     tracemalloc.start()
     try:
