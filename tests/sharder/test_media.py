@@ -137,7 +137,7 @@ def _column(root: Path, name: str) -> list[Any]:
 
 def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
     for given, message in (
-        ({"control": "depth"}, "'depth' is not a column of the metadata; available columns: path, caption"),
+        ({"control": "depth"}, "'depth' is not a column in the metadata; available columns: path, caption"),
         ({"Control": "refs"}, r"must be \[KIND:\]NAME\[\?\]=COLUMN"),
         ({"text:control": "refs"}, r"KIND is one of video, image, mask"),
         ({"txt": "refs"}, "media uses reserved or duplicate names: txt; give"),
