@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from streamvid.video.bitstream.entries import is_entry
+from streamvid.video.clip_index import index_clip
 from streamvid.video.decode.file import decode_into
+from streamvid.video.decode.stored import StoredDecoder
+from streamvid.video.picture import PictureFormat
 from streamvid.video.probe import probe
 from tests.clips import frames_of
 
@@ -36,13 +39,26 @@ def all_flagged(source: io.BytesIO, container: str) -> bytes:
     """The same packets, each of them flagged as a key frame."""
     file = io.BytesIO()
     with av.open(source) as old, av.open(file, "w", format=container) as new:
-        stream = new.add_stream_from_template(old.streams.video[0])
+        stream = new.add_stream_from_template(old.streams.video[0], opaque=True)
         for packet in old.demux(old.streams.video[0]):
             if packet.size:
                 packet.stream, packet.is_keyframe = stream, True
                 packet.dts = packet.pts if packet.dts is None else packet.dts
                 new.mux(packet)
     return file.getvalue()
+
+
+def stored_window(data: bytes, start: int) -> np.ndarray | None:
+    """The same window from the clip's packets, or None if they are not indexed."""
+    index = index_clip(data)
+    if index is None:
+        return None
+    packets, out = index.window(start, WINDOW), np.zeros((WINDOW, HEIGHT, WIDTH, 3), np.uint8)
+    piece = memoryview(data)[packets.first_byte : packets.first_byte + packets.num_bytes]
+    StoredDecoder().decode(
+        index.info, packets.packets, piece, packets.key_time, out.reshape(WINDOW, -1), PictureFormat(HEIGHT, WIDTH)
+    )
+    return out
 
 
 def check_windows(data: bytes) -> None:
@@ -54,6 +70,8 @@ def check_windows(data: bytes) -> None:
         window = np.zeros((WINDOW, HEIGHT, WIDTH, 3), np.uint8)
         decode_into(data, start, window, num_frames=COUNT)
         assert np.array_equal(window, whole[start : start + WINDOW]), f"frames {start} to {start + WINDOW - 1}"
+        stored = stored_window(data, start)
+        assert stored is None or np.array_equal(stored, window), f"stored frames {start} to {start + WINDOW - 1}"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +83,8 @@ def check_windows(data: bytes) -> None:
         *(("mpeg1video", "mov", {}), ("mpeg2video", "mov", {"bf": "2"}), ("libx264", "mov", {"bf": "2"})),
         ("libx265", "mov", {"x265-params": "log-level=none:keyint=10"}),
         *(("libvpx", "matroska", {"cpu-used": "8"}), ("libvpx-vp9", "mp4", {"cpu-used": "8", "deadline": "realtime"})),
+        *(("ffv1", "mp4", {"level": "1", "context": "1"}), ("ffv1", "asf", {"level": "3", "slices": "4"})),
+        ("libsvtav1", "asf", {"preset": "12"}),
     ],
 )
 def test_a_false_key_frame_flag_smears_no_window(codec: str, container: str, options: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from streamvid.video.bitstream.h264 import split_units
 from streamvid.video.bitstream.images import GIF_IMAGE, gif_blocks
 
 _HEVC_ENTRIES, _HEVC_PICTURES = range(16, 24), range(32)
-_VC1_ADVANCED = 3
+_AV1_SEQUENCE, _AV1_FRAMES = 1, (3, 6)
 #: Codecs with pictures that refer to others but do not declare it in their header: only the first packet is an entry.
 _UNDECLARED = frozenset({"qtrle", "gif"})
 
@@ -27,8 +27,8 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
     header: the decoder's extradata.
     is_first: True for the first packet of the stream.
 
-    The container's flag is trusted for codecs that this module does not parse: AV1, and codecs in which pictures do not
-    refer to each other.
+    The container's flag is trusted for codecs in which pictures do not refer to each other, which this module does not
+    parse.
     """
     if codec in _UNDECLARED:
         return is_first
@@ -128,6 +128,41 @@ def _is_vp9_entry(packet: memoryview, _header: bytes) -> bool:
     return not (shows_existing or is_inter)
 
 
+def _is_av1_entry(packet: memoryview, _header: bytes) -> bool:
+    """Return whether the first frame of an AV1 temporal unit is a key frame (AV1 specification, 5.3 and 5.9.2)."""
+    at = 0
+    while at < len(packet):
+        kind, has_extension, has_size = packet[at] >> 3 & 0b1111, packet[at] >> 2 & 1, packet[at] >> 1 & 1
+        at += 1 + has_extension
+        num_bytes = len(packet) - at
+        if has_size:
+            num_bytes, at = _leb128(packet, at)
+        if kind == _AV1_SEQUENCE and Bits(packet[at:]).take(3, 1, 1)[2]:
+            return True  # a still picture with a reduced header
+        if kind in _AV1_FRAMES:
+            return Bits(packet[at:]).take(1, 2) == [0, 0]
+        at += num_bytes
+    return True  # long metadata precedes the frame, and of a remote file only the first bytes are read
+
+
+def _leb128(packet: memoryview, at: int) -> tuple[int, int]:
+    """Return the value of AV1's variable-length number at `at`, and the offset after it."""
+    value = 0
+    for place, byte in enumerate(packet[at : at + 8]):
+        value |= (byte & 0x7F) << 7 * place
+        if not byte & 0x80:
+            return value, at + place + 1
+    return value, len(packet)
+
+
+def _is_ffv1_entry(packet: memoryview, _header: bytes) -> bool:
+    """Return whether an FFV1 frame is a key frame (RFC 9043, 4.3).
+
+    The flag is the first bit of the range coder, which is 1 in the upper half of its initial range.
+    """
+    return int.from_bytes(packet[:2], "big") >= 0x7F80
+
+
 _READERS: dict[str, Callable[[memoryview, bytes], bool]] = {
     "h264": h264.is_entry,
     "hevc": _is_hevc_entry,
@@ -145,6 +180,8 @@ _READERS: dict[str, Callable[[memoryview, bytes], bool]] = {
     "theora": _is_theora_entry,
     "vp8": _is_vp8_entry,
     "vp9": _is_vp9_entry,
+    "av1": _is_av1_entry,
+    "ffv1": _is_ffv1_entry,
 }
 
 
