@@ -67,8 +67,8 @@ def bench(
     """Measure how many samples per second this machine and this store deliver, and what limits this rate.
 
     Nothing is written, and caches are not dropped. The speed of the first pass over the store, and the bytes that the
-    kernel reads from disks during that pass, show how warm the caches were. Raises the same errors as opening and
-    iterating a VideoLoader.
+    kernel reads from disks during that pass, show how warm the caches were. Raises the same errors as creating a
+    VideoLoader and iterating over it.
     """
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)

@@ -66,7 +66,7 @@ class LoaderRun:
     first_batch_seconds: time from the creation of the loader, with its dataset open, to the first batch.
         The other figures cover the time after the warm-up.
     fetch_seconds: wall time spent reading, summed over threads.
-    room: number of samples of the measured mean size that fit into prefetch_bytes at a time.
+    room: number of samples of the measured mean size that fit into prefetch_bytes at the same time.
     worker_cpu_seconds: CPU time of the workers; None if unknown.
     main_cpu_seconds: CPU time of this process; None if unknown.
     """
@@ -99,17 +99,17 @@ class LoaderRun:
 
     @property
     def decoders_busy(self) -> float:
-        """Share of the time during which decoders were working, from 0 to 1."""
+        """Fraction of the time that the decoders were busy, from 0 to 1."""
         return min(1.0, share(self.decode_seconds, max(1, self.num_workers) * self.seconds))
 
     @property
     def readers_busy(self) -> float:
-        """Share of the time during which threads were reading, from 0 to 1."""
+        """Fraction of the time that the reader threads were busy, from 0 to 1."""
         return min(1.0, share(self.fetch_seconds, self.num_fetch_threads * self.seconds))
 
     @property
     def main_busy(self) -> float | None:
-        """Share of one core that this process used, from 0 to 1, or None if unknown."""
+        """Fraction of one core that this process used, from 0 to 1, or None if unknown."""
         return None if self.main_cpu_seconds is None else min(1.0, share(self.main_cpu_seconds, self.seconds))
 
     @property
@@ -126,7 +126,7 @@ class LoaderRun:
 
     @property
     def cpu_per_decode(self) -> float | None:
-        """CPU seconds of the workers per second of decoding; below 1 if other processes used the cores."""
+        """CPU seconds that the workers used per second of decoding; below 1 if they had to wait for a core."""
         return None if self.worker_cpu_seconds is None else share(self.worker_cpu_seconds, self.decode_seconds)
 
 

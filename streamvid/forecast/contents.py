@@ -52,7 +52,7 @@ class BucketContents:
 
 @dataclass(frozen=True, slots=True)
 class AddedColumns:
-    """User columns that one run of `streamvid annotate` added, and the size of their files in bytes."""
+    """User columns that one run of `streamvid annotate` added, and their total file size in bytes."""
 
     columns: tuple[str, ...]
     num_bytes: int

@@ -219,7 +219,8 @@ def _histogram(name: str, label: str, parts: list[npt.NDArray[np.float32]]) -> H
 def _edges(values: npt.NDArray[np.float32]) -> Floats:
     """Return the bounds of the bins.
 
-    Integers in a small range get one bin each. Other values get bins of equal width or of equal ratio.
+    Integers in a small range get one bin each. Other values get bins of equal width, or bins whose bounds have a
+    constant ratio.
     """
     low, high = float(values.min()), float(values.max())
     if high - low < _NUM_BINS and not (values % 1).any():

@@ -230,7 +230,7 @@ def _check_start(
 ) -> None:
     """Verify that an attempt began at a position that the earlier attempt reached, so that no sample is lost.
 
-    An attempt with another version of the datasets must begin where an epoch of that version begins.
+    An attempt that uses a different version of the datasets must begin where an epoch of that version begins.
     """
     try:
         plan = _plan_of(selection, _last_start(earlier, attempt.start), attempt.start)
@@ -268,7 +268,7 @@ def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
 def _last_start(attempt: Attempt, before: Position) -> Cursor:
     """Return the last position before `before` at which an attempt began to use another version.
 
-    If versions have equal samples, a version change does not begin another attempt.
+    If two versions contain the same samples, changing from one to the other does not begin a new attempt.
     """
     loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
     begun = [
@@ -284,7 +284,10 @@ def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPla
     """Return the plan for the epoch of a later position, in a run that began at `cursor`."""
     plan = selection.plan(cursor)
     if position.epoch - cursor.epoch > _MAX_EPOCHS:
-        raise StateError(f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs after epoch {cursor.epoch}")
+        raise StateError(
+            f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs after epoch {cursor.epoch}, so its plan is not "
+            "computed"
+        )
     while plan.cursor.epoch < position.epoch:
         plan = selection.plan(plan.next_epoch())
     return plan

@@ -191,7 +191,7 @@ class AssignedRows:
     num_dropped: number of videos in which some frames are dropped to reach the requested frame rate.
     fps_min: lowest frame rate of the videos; infinity if all rates are unknown.
     fps_max: highest frame rate of the videos; 0 if all rates are unknown.
-    num_groups: number of groups of rows with equal bucket choices.
+    num_groups: number of groups of rows that have the same possible buckets.
     max_bytes: size of the largest file in bytes; 0 if unknown.
     has_bytes: True if the metadata has a column of file sizes.
     frames_are_estimated: True if some frame counts were computed from duration and fps.
@@ -212,7 +212,7 @@ class AssignedRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Bucket id → number of assigned rows, sorted by id, without empty buckets."""
+        """Mapping from bucket id to number of assigned rows, sorted by id, without empty buckets."""
         return {name: found.drawn for name, found in sorted(self.buckets.items()) if found.drawn}
 
 

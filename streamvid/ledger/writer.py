@@ -41,8 +41,8 @@ class LedgerWriter:
     def begin(self, plan: Mapping[str, Any], cursor: Mapping[str, Any], is_again: bool) -> None:
         """Log the start of a loop. See LoopStart for the arguments.
 
-        plan: values that determine the plan, as JSON, equal on all ranks. The first loop opens or joins a session. So
-            does the first loop after the plan changes, for example because a dataset has a new version.
+        plan: JSON values that determine the plan; equal on all ranks. The first loop, and the first loop after the plan
+            changes (for example, because a dataset has a new version), open or join a session.
         """
         described = json.dumps(dict(plan), sort_keys=True).encode()
         if self._log >= 0 and described != self._plan:

@@ -30,7 +30,7 @@ _OF_PLANS = {"accumulate", "groups", "num_epochs", "schedule", "shuffle", "split
 
 @dataclass(frozen=True)
 class ByShard:
-    """Delivery of a dataset shard by shard. Samples from all splits are delivered, without caption dropout.
+    """Shard-by-shard delivery of a dataset. Samples from all splits are delivered, without caption dropout.
 
     source: config of the dataset, with an open Dataset as its URL.
     options: VideoLoader's arguments, except for batch sizes and for arguments that only select, order or distribute
@@ -98,8 +98,8 @@ class ByShard:
         if len(keys) - first > allowed:
             raise SampleError(
                 f"{self.dataset.url}: all {len(keys) - first} samples of {shard.path} from {keys[first]} onward are "
-                f"bad, more than limits.max_bad_fraction={limits.max_bad_fraction} allows; copy the dataset again, "
-                "or raise limits.max_bad_fraction"
+                f"bad, which is more than limits.max_bad_fraction={limits.max_bad_fraction} allows; copy the dataset "
+                "again, or raise limits.max_bad_fraction"
             )
         if first < len(keys):
             yield keys[first:], [None] * num_visits

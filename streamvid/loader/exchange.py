@@ -313,7 +313,9 @@ def _device_of(group: ProcessGroup) -> torch.device:
         return torch.device("cpu")
     if "cuda" in backends:
         return torch.device("cuda", torch.cuda.current_device())
-    raise ConfigError(f"groups: a process group with the backends {backends} cannot compare loaders; use gloo or nccl")
+    raise ConfigError(
+        f"groups: a process group with the backends {backends} cannot be used to compare loaders; use gloo or nccl"
+    )
 
 
 def _start_gather(mine: torch.Tensor, group: ProcessGroup) -> tuple[list[torch.Tensor], Any]:
@@ -344,5 +346,5 @@ def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = 
         raise LoaderError(
             f"the loaders of all processes could not be compared (time limit: {timeout_seconds:g} s): "
             f"{_first_line(error)}. A process of the group has ended, is stuck or never iterates over a loader; if a "
-            "process only starts slowly, let all other processes wait for it before they iterate"
+            "process only starts slowly, make all other processes wait for it before they iterate"
         ) from error

@@ -271,7 +271,7 @@ class SampleRequest:
 
 
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
-    """Yield (shard, place) of all possible substitutes for a bad sample, in the order in which they are tried (BAD-1).
+    """Yield (shard, place) for each possible substitute for a bad sample, in the order of the attempts (BAD-1).
 
     The other samples in the bad sample's shard come first, starting after the bad sample and wrapping around. The
     samples of the bucket's other shards follow, starting with the next shard and wrapping around.
@@ -296,11 +296,11 @@ def configs_of(datasets: object) -> list[DatasetConfig]:
     configs = [_config(one, "dataset" if several is not datasets else f"dataset[{n}]") for n, one in enumerate(several)]
     names = [config.name or str(number) for number, config in enumerate(configs)]
     if len(set(names)) < len(names):
-        raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig its own name")
+        raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig a unique name")
     weighted = sum(config.weight is not None for config in configs)
     if weighted not in (0, len(configs)):
         raise ConfigError(
-            f"dataset: {weighted} of {len(configs)} datasets have a weight; give a weight to all datasets or to none"
+            f"dataset: weight is set for {weighted} of {len(configs)} datasets; set it for all datasets or for none"
         )
     return configs
 
@@ -445,7 +445,7 @@ def _draws(
     counts: Mapping[str, npt.NDArray[np.int64]],
     chosen: Filter | None,
 ) -> dict[str, list[DrawSet]]:
-    """Return the draw sets of each bucket, for the selected shards only."""
+    """Return the draw sets in each bucket, for the selected shards only."""
     if not dataset.manifest.draws:
         return {}
     names = chosen.columns if chosen else ()

@@ -91,7 +91,7 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """Order of the delivered samples, and their number per epoch."""
+    """Order of the delivered samples, and number of samples per epoch."""
 
     window: int = option(16, help="Size of the shuffle window in shards, for shuffle=window.")
     order: Order = option(
@@ -118,7 +118,8 @@ class ScheduleOptions:
     mix_by: MixBy = option("samples", help="Unit in which dataset weights are measured.")
     follow: bool = option(
         False,
-        help="Begin each epoch in the newest version of the datasets. If False, stay in the version that was opened.",
+        help="Begin each epoch with the newest version of each dataset. If False, keep using the versions that were "
+        "opened.",
     )
 
     def __post_init__(self) -> None:

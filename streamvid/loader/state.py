@@ -149,7 +149,7 @@ def read_state(
 
 
 def _check_state(state: Mapping[str, Any]) -> None:
-    """Raise StateError if a state was not made by this version of the library."""
+    """Raise StateError if this version of the library cannot read a state."""
     if not isinstance(state, Mapping):
         raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
     for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
@@ -157,8 +157,8 @@ def _check_state(state: Mapping[str, Any]) -> None:
             raise StateError(f"the loader state has no {name!r}; pass the mapping that state_dict() returned")
         if state[name] != readable:
             raise StateError(
-                f"{name}={state[name]!r} in the loader state: only {readable} can be read; resume with the streamvid "
-                "version that saved the state, or start without the state"
+                f"{name}={state[name]!r} in the loader state: this streamvid can read only {name}={readable}; resume "
+                "with the streamvid version that saved the state, or start without the state"
             )
 
 
@@ -199,7 +199,7 @@ def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return a mapping of the values that determine a plan, so that processes can compare them, without the rank.
+    """Return the values that determine a plan, except the rank, as a mapping that processes can compare.
 
     Causes come before their effects, so that a comparison names the causes first. Values are plain JSON.
     """

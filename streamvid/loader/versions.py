@@ -65,7 +65,7 @@ class LoaderArguments:
     def resumed(self, setup: Setup, state: Mapping[str, Any], force: bool) -> tuple[Setup, Cursor]:
         """Return the setup and the position for a state.
 
-        The setup is `setup` itself if it has the same samples as the state.
+        The result contains `setup` itself if its datasets have the samples that the state records.
 
         Raises StateError if the state is invalid, belongs to another plan, or is from a version that was deleted. With
         `force`, such a state is used as an approximate position in `setup`.
@@ -164,7 +164,7 @@ def _announce(old: Setup, new: Setup, epoch: int) -> None:
         return
     for before, part in zip(old.mix.parts, new.mix.parts, strict=True):
         _log.info(
-            "epoch %d: %s continues in version %d with %d samples, after version %d with %d samples",
+            "epoch %d: %s is now read in version %d (%d samples) instead of version %d (%d samples)",
             epoch,
             part.dataset.url,
             part.dataset.manifest.version,

@@ -71,7 +71,7 @@ def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mappi
 
 
 def check_cursor(cursor: Cursor, streams: Mapping[str, object]) -> None:
-    """Raise StateError for a position in a bucket that the dataset does not contain."""
+    """Raise StateError if the cursor has a position in a bucket that the dataset does not contain."""
     foreign = sorted(cursor.positions.keys() - streams.keys())
     if foreign:
         raise StateError(

@@ -21,7 +21,7 @@ from streamvid.plan.tail import TailRule
 
 @dataclass(frozen=True, slots=True)
 class BucketReport:
-    """Counts of one bucket for the remainder of an epoch.
+    """Sample and step counts for one bucket in the remainder of an epoch.
 
     num_samples: number of stored samples in all datasets. All other counts begin at the cursor.
     num_steps: number of steps with this bucket. With sync="cost", where buckets share steps, it is the number of steps

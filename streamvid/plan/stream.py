@@ -49,7 +49,7 @@ class _Piece:
 
 
 class BucketStream:
-    """Stream of one bucket's samples by position. It caches the shard orders of recent passes."""
+    """Stream of one bucket's samples, addressed by position. It caches the shard orders of recent passes."""
 
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
         """Create the stream.
@@ -86,7 +86,7 @@ class BucketStream:
         return Fraction(1, 2)
 
     def begin(self, passes: Fraction | int) -> int:
-        """Return the position after `passes` passes, rounded to a sample."""
+        """Return the position after `passes` passes, rounded to a whole sample."""
         if isinstance(passes, int):
             return self.num_samples * passes
         return math.floor(self.num_samples * passes + Fraction(1, 2))

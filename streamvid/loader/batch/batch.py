@@ -131,7 +131,8 @@ class Batch(Mapping[str, Any]):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(
-            f"a batch is read-only: cannot set {name!r}; use batch.with_fields({{{name!r}: …}}), or change dict(batch)"
+            f"a batch is read-only: cannot set {name!r}; use batch.with_fields({{{name!r}: …}}), or change a copy "
+            "made with dict(batch)"
         )
 
     def __repr__(self) -> str:
@@ -168,7 +169,8 @@ class Batch(Mapping[str, Any]):
         video, (low, high) = self.video if medium is None else self.media[medium], range
         if video.dtype.is_floating_point:
             raise ConfigError(
-                f"medium={medium!r} is audio, which has values from -1 to 1; read batch.media[{medium!r}]"
+                f"medium={medium!r} is audio, which cannot be normalized because its values are already between -1 "
+                f"and 1; use batch.media[{medium!r}]"
             )
         exact = torch.float32 if video.device.type == "mps" else torch.float64
         offset, scale = torch.full((), low, dtype=exact, device=video.device), (high - low) / 255.0

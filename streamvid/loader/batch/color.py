@@ -75,7 +75,7 @@ def _coefficients(matrix: str, color_range: str, siting: str) -> tuple[int, ...]
     ):
         if name not in known:
             raise ConfigError(
-                f"{field}={name!r} is not supported in the conversion of yuv420p to RGB; allowed: {', '.join(known)}"
+                f"{field}={name!r} is not supported for conversion from yuv420p to RGB; allowed: {', '.join(known)}"
             )
     (red, blue), (black, luma, chroma) = LUMA_SHARES[matrix], RANGES[color_range]
     green = 1 - red - blue

@@ -67,7 +67,7 @@ class StoredClip:
 
     @property
     def stream(self) -> StreamInfo | None:
-        """Codec, headers, picture size and colors of the packets; None for a whole clip, whose container has them."""
+        """Codec, headers, picture size and colors of the packets; None for a whole clip, which contains them."""
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:

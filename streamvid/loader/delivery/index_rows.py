@@ -144,7 +144,7 @@ class IndexRows:
         return rows, number, key
 
     def _relocated(self, sample: SampleRequest, row: IndexRow) -> IndexRow:
-        """Return the row. If a later version replaced the shard, change the location of the sample's files."""
+        """Return the row, with the new location of the sample's files if a later version replaced the shard."""
         part = sample.part
         shards = None if part.sidecar else self._later.shards_of(part.number, sample.shard_info)
         if shards is None:

@@ -126,7 +126,7 @@ class Quarantine:
 
 
 def refuse_inside(name: str, folder: Path, datasets: Sequence[Dataset]) -> None:
-    """Raise ConfigError if the folder of an option is inside a dataset.
+    """Raise ConfigError if the folder that an option names is inside a dataset.
 
     name: name of the option.
     """

@@ -44,7 +44,7 @@ class EarlierVersion:
 
 @dataclass(frozen=True)
 class Selection:
-    """Inputs of one rank's plan: datasets, batch sizes, options, costs per bucket, and the rank.
+    """Inputs for one rank's plan: datasets, batch sizes, options, costs per bucket, and the rank.
 
     earlier: the previous version, if some of its samples are still carried over; None otherwise.
 

@@ -61,9 +61,10 @@ Stats = Callable[[], LoaderStats]
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """Address of an endpoint.
+    """Address of a Prometheus metrics endpoint.
 
-    is_required: False if the address comes from an environment variable, because several programs may share it.
+    is_required: False if the address comes from an environment variable, because several programs may share the
+        variable.
     """
 
     host: str
@@ -72,7 +73,7 @@ class MetricsAddress:
 
 
 def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = None) -> MetricsAddress | None:
-    """Return the address of this rank's endpoint, or None if this rank has no endpoint.
+    """Return the address of this rank's metrics endpoint, or None if the rank has no endpoint.
 
     The local rank is added to the port.
 
@@ -184,7 +185,7 @@ class _Endpoint:
         self._server, self._thread = start_http_server(address.port, address.host, registry=self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of all loaders, with one family per name."""
+        """Yield the metrics of all loaders, grouped into one metric family per name."""
         merged: dict[str, Metric] = {}
         for loader in list(self.loaders):
             for family in loader.collect():

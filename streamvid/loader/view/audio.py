@@ -49,8 +49,8 @@ class AudioOptions:
     rule: str | None = option(
         None,
         help=(
-            "Number of samples per bucket: `exact` (the duration of the bucket's frames, rounded to samples), or the "
-            "nearest number on a grid such as 640k."
+            "Number of audio samples for each bucket: `exact` (the duration of the bucket's frames, rounded to a "
+            "whole number of samples), or the nearest number that a rule such as 640k or 640k+1 allows."
         ),
         shown_default="exact, or that of the preset",
     )
@@ -103,7 +103,7 @@ class AudioForm:
 
 @dataclass(frozen=True, slots=True)
 class AudioShape:
-    """Audio for a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second.
+    """Amount of audio for a bucket: `num_samples` samples per channel, for frames at `fps` frames per second.
 
     stretch: True to stretch the audio of frames that are delivered at a different speed.
     """
@@ -164,7 +164,7 @@ def _speed(part: ClipPart, video: ClipIndex | None) -> tuple[float, int, float]:
 
 
 def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
-    """Return the seconds from one frame of a clip to another, or 0.0 if the packets do not contain their times."""
+    """Return the seconds between two frames of a clip, or 0.0 if the packets do not contain the frames' times."""
     if video is None or video.time_base is None or not last < video.num_frames:
         return 0.0
     times = video.frame_times

@@ -15,7 +15,7 @@ from streamvid.loader.view.view import ViewOptions
 
 
 def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
-    """Return the model rule for a preset name, a bucket configuration file or a ModelRule. Return None for None.
+    """Return the model rule for a preset name, a bucket configuration file or a ModelRule; None if `preset` is None.
 
     Raises ConfigError if the preset is invalid or has no rule.
     """

@@ -40,7 +40,7 @@ _WHOLE = ("resize_crop", "center")
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """Choice of the frames and the crop to deliver from a clip."""
+    """Options that select the frames and the crop to deliver from a clip."""
 
     temporal: Temporal = option(
         "random",

@@ -44,8 +44,8 @@ class SharedCache(Generic[_Value]):
     def get(self, name: Name, make: Callable[[], _Value]) -> _Value:
         """Return the value with this name. The first thread that needs the value computes it with `make`.
 
-        Threads that request the value in the meantime wait and get the same value or error. If the first thread's read
-        was cancelled, another thread tries.
+        Threads that request the value in the meantime wait and get the same value or error. If the first thread is
+        cancelled, another thread computes the value.
         """
         while True:
             with self._lock:
