@@ -46,7 +46,7 @@ class BatchSizeSearch:
     """Result of `search_batch_sizes`.
 
     base: id of the bucket whose step time is the limit.
-    sizes: bucket id → samples per rank per step, for `batch_size=`.
+    sizes: bucket id → samples per rank per step, for use as `batch_size=`.
     seconds: bucket id → seconds per step with that batch size.
     too_large: buckets omitted from `sizes` because not even one sample fits in memory.
     slower: buckets with batch size 1 whose step still takes longer than the base bucket's step.
@@ -117,7 +117,7 @@ def search_batch_sizes(
     size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
     if not size:
         raise ConfigError(
-            f"not even one sample of bucket {base} fits in memory; reduce memory use (activation checkpointing, "
+            f"not even one sample from bucket {base} fits in memory; reduce memory use (activation checkpointing, "
             f"sharding), pass a smaller bucket as base, or leave bucket {base} out of the dataset"
         )
     limit = (search.seconds(base, size) or 0.0) * (1 + tolerance)

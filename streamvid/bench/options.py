@@ -38,7 +38,7 @@ class BenchOptions:
         maximum=3600,
     )
     num_local_ranks: int = option(
-        1, flag="--local-ranks", help="Number of ranks (GPUs) on this machine, for --step-seconds.", minimum=1
+        1, flag="--local-ranks", help="Number of ranks (GPUs) on this machine, used with --step-seconds.", minimum=1
     )
 
     def __post_init__(self) -> None:

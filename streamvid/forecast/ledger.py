@@ -101,9 +101,9 @@ class _Findings:
 
 
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
-    """Compare the counted deliveries with the plan, and the start of each attempt with the end of the previous attempt.
+    """Verify that the counted deliveries match the plan, and that each attempt begins where the previous attempt ended.
 
-    The start of an attempt is not compared if later attempts replace all of its deliveries, because the previous
+    The start of an attempt is not verified if later attempts replace all of its deliveries, because the previous
     attempt may have been replaced too. Memory does not grow with the ledger.
 
     datasets: the datasets of the run, in the order in which its loader received them.
@@ -202,7 +202,7 @@ class _Versions:
         return found
 
     def with_samples(self, fingerprint: str) -> Dataset:
-        """Return the version with this samples fingerprint. Raises SourceError if no version has it."""
+        """Return the version with this samples fingerprint. Raises SourceError if no such version exists."""
         mine = self.dataset.manifest.fingerprints.samples
         if mine == fingerprint:
             return self.dataset

@@ -28,7 +28,7 @@ class LoadSummary:
 
     imbalance_tokens, imbalance_costs: load of the busiest rank divided by the mean load of all ranks, averaged over
         steps; 1.0 if all ranks have equal loads.
-    member_bytes_by_rank: total size of each rank's clips in the tars, in bytes, or None if sizes are unknown.
+    member_bytes_by_rank: total size, in bytes, of each rank's clips as stored in the tars; None if sizes are unknown.
     is_estimate: True if only some steps were computed.
     bytes_are_estimate: True if only some steps were computed or clip sizes are not exact.
     """
@@ -119,7 +119,7 @@ def rank_loads(
 ) -> RankLoads:
     """Return the loads for the plan's epoch.
 
-    Compute only a part of the epoch's steps if computing every step would take too long.
+    Only some of the epoch's steps are computed if computing every step would take too long.
     """
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))

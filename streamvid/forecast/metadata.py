@@ -69,7 +69,7 @@ def forecast_metadata(
     found = assign_rows(facts.blocks(), config, run.options.seed)
     buckets = {name: found.buckets[name].bucket for name in found.counts}
     if not buckets:
-        raise SourceError(f"no row of {source} is assigned to a bucket: {_why(found)}")
+        raise SourceError(f"no row in {source} is assigned to a bucket: {_why(found)}")
     sizes = batch_sizes(list(buckets.values()), _sizes(run, config, buckets), run.max_tokens_per_batch, config.model)
     table = default_costs(buckets.values(), config.model)
     costs = (run.costs or table).costs(sizes)
@@ -121,7 +121,7 @@ def _summary(source: Path, facts: FactsFile, found: AssignedRows, rate: FrameRat
 
 
 def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
-    """Return the batch sizes of the run or, if the run sets none, the batch sizes of the bucket configuration."""
+    """Return the batch sizes that the run sets or, if it sets none, the batch sizes in the bucket configuration."""
     if run.max_tokens_per_batch is not None or isinstance(run.batch_size, int | Mapping):
         return run.batch_size if isinstance(run.batch_size, int | Mapping) else None
     return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None

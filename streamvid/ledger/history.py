@@ -152,7 +152,7 @@ def _attempts(folder: Path, numbers: list[int]) -> list[Attempt]:
 
 
 def _with_ends(attempts: list[Attempt]) -> tuple[Attempt, ...]:
-    """Return the attempts, with `until` set to the position at which a later attempt begins to replace each of them."""
+    """Return the attempts with `until` set in each: the position at which a later attempt begins to replace it."""
     found: list[Attempt] = []
     until = END
     for one in reversed(attempts):

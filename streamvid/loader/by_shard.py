@@ -83,7 +83,7 @@ class ByShard:
     def batches(self, shard: ShardInfo, num_visits: int) -> Iterator[tuple[list[str], list[Batch | None]]]:
         """Yield (keys, batches): the keys of consecutive samples, and one batch of these samples per visit.
 
-        Samples with `is_repeat` replace bad samples (BAD-1). A batch is None if its samples and all later samples of
+        Samples with `is_repeat` replace bad samples (BAD-1). A batch is None if its samples and all later samples in
         the shard are bad. Raises SampleError if a shard has more bad samples than max_bad_fraction allows.
         """
         keys, first = self.dataset.samples(shard, ["key"]).column("key").to_pylist(), 0
@@ -97,7 +97,7 @@ class ByShard:
                 first = last
         if len(keys) - first > allowed:
             raise SampleError(
-                f"{self.dataset.url}: all {len(keys) - first} samples of {shard.path} from {keys[first]} onward are "
+                f"{self.dataset.url}: all {len(keys) - first} samples in {shard.path} from {keys[first]} onward are "
                 f"bad, which is more than limits.max_bad_fraction={limits.max_bad_fraction} allows; copy the dataset "
                 "again, or raise limits.max_bad_fraction"
             )

@@ -425,7 +425,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._arguments.plan.schedule.follow
 
     def _follow(self) -> None:
-        """If an epoch is about to begin and the loader follows versions, continue in the newest version."""
+        """If an epoch is about to begin and the loader follows versions, switch to the newest versions."""
         if not self._follows:
             return
         mix, is_due, self._is_due = self._selection.mix, self._is_due, False

@@ -95,7 +95,7 @@ class DataArguments:
 
 @dataclass(frozen=True)
 class Subset:
-    """Samples of a dataset that a loader uses: the samples of one split that pass a filter.
+    """Samples that a loader uses from one dataset: all samples in a split that pass a filter.
 
     shards: bucket id → shards that contain these samples, in plan order.
     counts: bucket id → number of these samples in each of the shards.
@@ -243,7 +243,7 @@ class SampleRequest:
     """One slot in a batch: a stored sample, and the number of its visit (see RandomChoices).
 
     shard: index of the shard in `part.subset.shards[bucket_id]`.
-    place: index of the sample among the samples of the shard that pass the part's filter.
+    place: index of the sample among the shard's samples that pass the part's filter.
     """
 
     part: MixPart
@@ -481,8 +481,8 @@ def _select(
     if not kept:
         everything = sum(int(table.num_samples[rows].sum()) for rows in mine.values())
         raise ConfigError(
-            f"where={where!r} matches none of the {everything} samples of split {split!r} in {dataset.url}; "
-            "relax the condition"
+            f"where={where!r} matches none of the {everything} samples in split {split!r} of {dataset.url}; relax the "
+            "condition"
         )
     return (
         {bucket_id: ShardRows(table, rows) for bucket_id, rows in kept.items()},

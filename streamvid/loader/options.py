@@ -35,7 +35,7 @@ class OutputOptions:
     )
     accuracy: Accuracy | None = option(
         None,
-        help="Accuracy of the conversion to RGB. `fast` is the default conversion of swscale, whose result is 1 to 3 "
+        help="Accuracy of the conversion to RGB. `fast` is the default conversion in swscale, whose result is 1 to 3 "
         "levels too dark. Cannot be combined with pixels='yuv420p'.",
         shown_default=(
             "exact for clips that are scaled anyway, otherwise fast; exact takes 1.4 to 1.6 times as much CPU"
@@ -96,12 +96,12 @@ class ScheduleOptions:
     window: int = option(16, help="Size of the shuffle window in shards, for shuffle=window.")
     order: Order = option(
         "mixed",
-        help="Order of steps. With `largest-first`, epoch 0 begins with one step of each bucket, in order of "
+        help="Order of steps. With `largest-first`, epoch 0 begins with one step for each bucket, in order of "
         "decreasing cost.",
     )
     shard_locality: int = option(
         64,
-        help="Number of consecutive samples of a step that are sorted by shard before they are assigned to ranks. "
+        help="Number of consecutive samples in a step that are sorted by shard before they are assigned to ranks. "
         "Higher values mean fewer requests per sample.",
     )
     costs: CostTable | None = option(
@@ -137,7 +137,7 @@ class LimitOptions:
 
     prefetch_bytes: int = option(
         DEFAULT_PREFETCH_BYTES,
-        help="Bytes of memory for decoded video, increased automatically if three of the largest batches need more.",
+        help="Memory for decoded video, in bytes. Increased automatically if three of the largest batches need more.",
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(

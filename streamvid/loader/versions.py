@@ -151,7 +151,7 @@ def followed(
 
 
 def start_in(new: Selection, plan: AnyPlan) -> Cursor:
-    """Return the position at which the epoch of `plan`, a plan of the previous version, begins in a new version."""
+    """Return the position at which the epoch of `plan`, a plan for the previous version, begins in a new version."""
     epoch, places = plan.cursor.epoch, plan.cursor.positions
     carries = plan.options.tail_rule.carries
     carried = {name: place for name, place in places.items() if carries and place < plan.start_of(name)}

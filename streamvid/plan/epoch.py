@@ -280,7 +280,7 @@ class EpochPlan:
         return Cursor(self.cursor.epoch + 1, positions)
 
     def start_of(self, bucket_id: str) -> int:
-        """Return the position at which the epoch's own samples begin in a bucket."""
+        """Return the position at which the epoch's own samples begin in a bucket, after any carried samples."""
         return self._streams[bucket_id].boundary(self.cursor.epoch)
 
     def end_of(self, bucket_id: str) -> int:

@@ -82,7 +82,7 @@ class MixedStream:
     ) -> None:
         """Create the stream.
 
-        shard_sizes: source index → number of samples per shard of this bucket.
+        shard_sizes: source index → number of samples in each of this bucket's shards.
         """
         self._hash = hash_text(bucket_id)
         self._seed, self._is_shuffled = options.seed, options.shuffle != "none"

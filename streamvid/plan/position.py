@@ -17,7 +17,7 @@ MAX_POSITION = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Data-parallel rank. Processes that share a batch (sequence, tensor or context parallel) share a rank."""
+    """Data-parallel rank. Processes that share a batch (sequence, tensor or context parallelism) share a rank."""
 
     rank: int = 0
     num_ranks: int = 1

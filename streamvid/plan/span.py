@@ -48,7 +48,8 @@ class BucketReport:
     def num_epochs_to_step(self) -> int | None:
         """Number of epochs, including this one, until carried samples fill a step, or None if they never do.
 
-        The number assumes that every epoch delivers all samples of the bucket once and that buckets do not share steps.
+        The number assumes that every epoch delivers each of the bucket's samples once and that buckets do not share
+        steps.
         """
         if not (self.num_carried and self.num_samples):
             return None
@@ -56,7 +57,7 @@ class BucketReport:
 
     @property
     def is_starved(self) -> bool:
-        """True if samples of the bucket are available, but no sample of the bucket is delivered."""
+        """True if the bucket has available samples, but none of them is delivered."""
         return bool(self.num_available) and not self.num_delivered
 
 

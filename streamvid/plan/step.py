@@ -108,7 +108,7 @@ class Draw:
     """Positions in one bucket, in rows. Each row is sorted in stretches; then the slice `mine` of the row is selected.
 
     positions: positions in the bucket's stream, with shape (rows, samples).
-    places: indices of the selected samples among all samples of the draft.
+    places: indices of the selected samples among all samples in the draft.
     visits_from: start of the range of visit numbers for repeats.
     """
 
@@ -218,7 +218,7 @@ def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: in
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
     """Return the indices that sort each row, with shape (rows, samples).
 
-    Samples change places only with samples of the same dataset.
+    Samples change places only with samples from the same dataset.
     """
     # Stable: among equal samples (repeats), the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")

@@ -23,7 +23,7 @@ _NEAR = Fraction(1, 2002)  # half the difference of 24 and 24000/1001
 
 
 def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *, is_decoded: bool) -> Mix:
-    """Return the mix with a plan for the audio of its clips.
+    """Return the mix with an audio plan for its clips.
 
     is_decoded: see OutputOptions.decode.
     Raises ConfigError if the audio cannot be combined with the other options, or does not fit the datasets.
@@ -147,7 +147,7 @@ def _num_samples(form: AudioForm, bucket: Bucket, fps: Fraction) -> int:
 
 
 def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
-    """Return the rate at which the frames of a bucket are delivered, or None if the bucket contains only images.
+    """Return the rate at which a bucket's frames are delivered, or None if the bucket contains only images.
 
     given: AudioOptions.fps. Audio files always use TICKS_PER_SECOND instead.
     Raises ConfigError if datasets are read at different rates.

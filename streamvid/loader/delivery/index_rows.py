@@ -54,7 +54,7 @@ class _ShardRows:
 
 @dataclass(frozen=True, slots=True)
 class _MovedRows:
-    """Index rows of a shard in a later version that contains samples moved from a shard in an earlier version.
+    """Index rows of a later version's shard, to which samples from an earlier version's shard were moved.
 
     places: sample key → row number.
     """
@@ -93,7 +93,7 @@ class _MovedRows:
 
 
 class IndexRows:
-    """Cache of the index rows of recently used shards: up to 64 MiB of Arrow columns, but at least one shard.
+    """Cache for the index rows of recently used shards. It holds up to 64 MiB of Arrow columns, but at least one shard.
 
     later: later versions of the datasets, which may have moved samples to other tars.
 
@@ -291,7 +291,7 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
         counted = int(part.subset.counts[sample.bucket_id][sample.shard])
         if len(numbers) != counted:
             raise IntegrityError(
-                f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter {chosen.text!r}, but "
+                f"{part.dataset.url}: {len(numbers)} samples in {shard.path} pass the filter {chosen.text!r}, but "
                 f"{counted} were counted when the loader was created; the dataset or the cached counts have changed. "
                 "Create a new loader"
             )

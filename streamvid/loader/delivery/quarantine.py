@@ -29,7 +29,7 @@ class Substitution:
 
     dataset: dataset URL without credentials.
     shard: path of the tar.
-    place: index of the sample among the samples of the shard that pass the filter.
+    place: index of the sample among the shard's samples that pass the filter.
     substitute_key: key of the substitute; None if the run ends because the bucket has no good sample.
     is_removed: True if the sample is not bad, but was removed from the dataset after the version that the run uses.
     """
@@ -54,7 +54,7 @@ class Quarantine:
     If a quarantine folder is given, each substitution is appended as a line to a file in this folder, such as
     `quarantine-rank00000.jsonl` for rank 0. The file is created on first use.
 
-    Raises ConfigError if the folder is inside a dataset of the loader.
+    Raises ConfigError if the folder is inside one of the loader's datasets.
     """
 
     def __init__(self, limits: LimitOptions, rank: int, datasets: Sequence[Dataset]) -> None:

@@ -61,7 +61,7 @@ class Selection:
 
     @property
     def parts(self) -> tuple[MixPart, ...]:
-        """All parts to which samples of this selection can belong."""
+        """All parts to which samples in this selection can belong."""
         return self.mix.parts + (() if self.earlier is None else self.earlier.selection.mix.parts)
 
     @cached_property
@@ -73,7 +73,7 @@ class Selection:
         return EpochPlan(sources, self.batch_sizes, self.options, self.world.num_ranks, costs=self.costs)
 
     def epoch_plan(self, cursor: Cursor) -> EpochPlan:
-        """Return the result of `plan` without samples of an earlier version."""
+        """Return the same plan as `plan`, but without samples carried over from an earlier version."""
         return self._plan.at(cursor)
 
     def plan(self, cursor: Cursor) -> AnyPlan:

@@ -69,7 +69,7 @@ class Monitor:
             self._stalls.look(stats())
 
     def finish(self, stats: Stats) -> None:
-        """Write the last statistics.
+        """Write the final statistics.
 
         stats: see `begin`.
         """

@@ -140,10 +140,11 @@ class AudioShape:
             return
         if fps > 0 and abs(ours / fps - 1) * num_intervals > tolerance:
             raise ConfigError(
-                f"the frames are delivered at {fps:.6g} fps, but output.audio delivers the audio of {self.num_frames} "
-                f"frames at {ours:.6g} fps, so the frames and the audio would end more than half a frame apart. Shard "
-                f"the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips of one rate, such as "
-                f"where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with output.audio.fps={ours:.6g}"
+                f"the frames are delivered at {fps:.6g} fps, but output.audio delivers the audio for "
+                f"{self.num_frames} frames at {ours:.6g} fps, so the frames and the audio would end more than half a "
+                f"frame apart. Shard the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips of "
+                f"one rate, such as where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with "
+                f"output.audio.fps={ours:.6g}"
             )
 
 

@@ -117,7 +117,7 @@ def clip_part(
 
     packets: the clip's packet index, if it has one.
     room: size of the memory for a smaller part in bytes; by default, the clip's size plus TABLE_BYTES.
-    max_pieces: maximum number of pieces of a smaller part; None for no limit.
+    max_pieces: maximum number of pieces in a smaller part; None for no limit.
     Raises IntegrityError if the packet index is invalid, and ConfigError if the clip lacks requested frames.
     """
     if packets is None:

@@ -43,7 +43,7 @@ class PacketsPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """Location in the tar and checksum of one of a sample's files: a clip, a conditioning input, or features."""
+    """One of a sample's files (a clip, a conditioning input or features): its location in the tar and its checksum."""
 
     offset: int
     num_bytes: int

@@ -62,8 +62,8 @@ class ViewOptions:
     )
     spatial_scale: tuple[float, float] | None = option(
         None,
-        help="Minimum and maximum size of the crop for rand_size_crop, as shares of the sides of the largest "
-        "possible crop, such as (0.5, 1.0).",
+        help="Minimum and maximum size of the crop for rand_size_crop, as fractions of the largest possible crop's "
+        "sides, such as (0.5, 1.0).",
     )
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class RandomChoices:
 
     @staticmethod
     def of(seed: int, key: str, visit: int) -> RandomChoices:
-        """Return the choices for a sample with this key."""
+        """Return the random choices for one visit to the sample with this key."""
         return RandomChoices(seed, hash_text(key), visit)
 
     def below(self, limit: int, kind: int) -> int:
@@ -165,7 +165,7 @@ class RandomChoices:
         return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))
 
     def sample_seed(self) -> int:
-        """Draw the seed for the noise and the timestep of a delivery, from 0 to 2**63 - 1."""
+        """Draw the seed, from 0 to 2**63 - 1, for a delivery's noise and timestep."""
         return hash64(self.seed, _SAMPLE_SEED, self.name, self.visit) >> 1
 
 

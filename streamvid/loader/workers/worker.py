@@ -105,7 +105,7 @@ class TaskRunner:
     def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
         """Decode the pictures. Return the color of the pictures and, for a whole clip, three presentation times.
 
-        They are the times of the first delivered frame, of the last delivered frame and of the clip's first frame.
+        The times belong to the first delivered frame, the last delivered frame and the clip's first frame.
         """
         import numpy as np
 
