@@ -56,7 +56,10 @@ class ByShard:
         assert isinstance(source.url, Dataset)
         dataset = source.url.without_view()
         if len(sources) > 1:
-            raise ConfigError(f"dataset lists {len(sources)} datasets; encode each dataset separately")
+            raise ConfigError(
+                f"dataset lists {len(sources)} datasets, but only one dataset can be encoded at a time; encode each "
+                "dataset separately"
+            )
         if dataset.manifest.clips == "text":
             raise ConfigError(
                 f"dataset {dataset.url} contains only texts, which cannot be encoded; use a dataset of videos or images"

@@ -51,7 +51,7 @@ def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> lis
         if world.num_ranks > 1:
             raise ConfigError(
                 f"schedule.follow=True with {world.num_ranks} ranks requires communication between the ranks, so that "
-                "all of them continue in the same version; call torch.distributed.init_process_group before the "
+                "all of them continue with the same versions; call torch.distributed.init_process_group before the "
                 "first loop and, if `world` differs from the ranks of torch.distributed, pass groups.process_group"
             )
         return [(world.rank, value)]

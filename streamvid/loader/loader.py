@@ -310,7 +310,7 @@ class VideoLoader(UnsupportedProtocols):
             return self._plan.cursor_after(self._num_done)
         if self.split == "train":
             _log.warning(
-                "epoch %d begins again, although %d of its batches were not delivered; to continue an epoch "
+                "epoch %d begins again, although %d of its batches were not delivered; to continue the epoch "
                 "instead, call loader.load_state_dict(loader.state_dict()) before the loop",
                 self.epoch,
                 self.num_steps_left,

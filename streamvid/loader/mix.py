@@ -120,7 +120,7 @@ class Subset:
 
     @property
     def num_samples(self) -> int:
-        """Mean number of samples per pass. Samples in draw sets count with the probability that they are drawn."""
+        """Mean number of samples per pass. A sample in a draw set counts as its probability of being drawn."""
         return round(sum(map(self.samples_per_pass, self.counts), Fraction(0)))
 
     def samples_per_pass(self, bucket_id: str) -> Fraction:

@@ -61,7 +61,7 @@ class OutputOptions:
     metrics_port: int | None = option(
         None,
         help=(
-            "Base port of a Prometheus metrics endpoint; each rank listens on this port plus its local rank. "
+            "Base port of a Prometheus metrics endpoint; each rank listens on the base port plus its local rank. "
             "Requires the extra streamvid[metrics]."
         ),
         shown_default="STREAMVID_METRICS_PORT, otherwise no endpoint",

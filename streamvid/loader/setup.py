@@ -94,7 +94,7 @@ _COMPARED = frozenset({"temporal", "max_interval", "spatial", "spatial_scale", "
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Checked arguments of a loader, and the parts that are built from them.
+    """Validated arguments of a loader, and the objects built from them.
 
     numeric: columns that contain numbers in all datasets.
     compared_groups: groups of processes whose plans are compared; None for no comparison.

@@ -62,7 +62,8 @@ def make_state(
     versions: the current versions, and the versions of carried samples. The latter are omitted once all carried samples
         have been delivered.
 
-    The state's `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes at this share.
+    The state's `progress`, from 0 to 1, is the share of the epoch that is done. `load_state_dict(state, force=True)`
+    resumes at this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)

@@ -102,10 +102,10 @@ def _check_view(parts: list[MixPart], view: ViewOptions) -> None:
     elif view.temporal != "uniform" and not is_capped:
         return
     raise ConfigError(
-        f"output.audio: cannot be combined with {named}, which changes the speed of the pictures; use "
+        f"output.audio cannot be combined with {named}, which changes the speed of the pictures; use "
         "view.temporal='random', 'head', 'middle', 'chunk' or 'full' without view.max_interval, set "
-        "output.audio.stretch=True to stretch the audio too, or leave output.audio out. To deliver another frame rate "
-        "at the same speed, shard the dataset with --fps"
+        "output.audio.stretch=True to stretch the audio too, or leave output.audio out. To deliver another frame "
+        "rate at the same speed, shard the dataset with --fps"
     )
 
 
@@ -138,10 +138,10 @@ def _num_samples(form: AudioForm, bucket: Bucket, fps: Fraction) -> int:
     seconds, rule = float(bucket.num_frames / fps), str(form.rule)
     if not bucket.is_image and abs(count - exact) > exact / 2:
         raise ConfigError(
-            f"output.audio.rule={rule!r}: bucket {bucket.id} lasts {seconds:.6g} s, which "
-            f"is {float(exact):.6g} audio samples at {form.sample_rate} Hz, but the nearest number that the rule "
-            f"allows is {count}; it may differ by at most half of the exact number; use {EXACT!r} or a grid with "
-            "smaller steps, or deliver only longer buckets"
+            f"output.audio.rule={rule!r}: bucket {bucket.id} lasts {seconds:.6g} s, which is {float(exact):.6g} audio "
+            f"samples at {form.sample_rate} Hz, but the nearest number that the rule allows is {count}; the two "
+            f"numbers may differ by at most half of the exact number; use {EXACT!r} or a rule with smaller steps, or "
+            "deliver only longer buckets"
         )
     return count
 

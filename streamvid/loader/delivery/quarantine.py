@@ -93,11 +93,11 @@ class Quarantine:
         if bad and self.num_substituted > allowed:
             raise SampleError(
                 f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be replaced "
-                f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
+                f"({self.num_substituted / max(1, self.num_delivered):.1%}), which is more than "
                 f"limits.max_bad_fraction={self._max_bad_fraction} allows (the share is calculated over at least "
-                f"{_LEAST_DELIVERED} samples). The last bad sample was {bad[-1].key} of "
-                f"{bad[-1].shard} in {bad[-1].dataset}. {self._where()} Verify the dataset "
-                "or copy it again, or raise limits.max_bad_fraction"
+                f"{_LEAST_DELIVERED} samples). The last bad sample was {bad[-1].key} in {bad[-1].shard} of "
+                f"{bad[-1].dataset}. {self._where()} Verify the dataset or copy it again, or raise "
+                "limits.max_bad_fraction"
             )
 
     def _where(self) -> str:

@@ -233,7 +233,7 @@ def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: Au
 
 
 def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: AudioShape) -> ClipPart:
-    """Return the part with the packets for its audio. Overlapping byte ranges are joined, and no byte is read twice."""
+    """Return the part with the packets for its audio added. Overlapping byte ranges are joined and read only once."""
     assert part.window is not None and part.numbers is not None and video.time_base is not None
     seconds = int(video.frame_times[part.numbers[0]]) * video.time_base
     number = first_sample_at(seconds, shape.sample_rate)

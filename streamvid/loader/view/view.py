@@ -45,7 +45,8 @@ class ViewOptions:
     temporal: Temporal = option(
         "random",
         help="Frames to deliver: random (a random window), head, middle, uniform (spread over the clip), chunk "
-        "(adjacent whole windows, one per visit; the remainder is never shown), full (the whole clip), or opensora.",
+        "(adjacent whole windows, one per visit; the remainder is never shown), full (the whole clip), or opensora "
+        "(a random window, drawn as in Open-Sora).",
     )
     max_interval: int = option(
         1,
@@ -151,7 +152,7 @@ class RandomChoices:
         return 1 + self.below(most, _INTERVAL)
 
     def chunk(self, num_chunks: int) -> int:
-        """Return the chunk for this visit. Every `num_chunks` visits show each chunk once, in a random order."""
+        """Return the chunk for this visit. Over `num_chunks` visits, each chunk is shown once, in random order."""
         round_, place = divmod(self.visit, num_chunks)
         order = hash64(self.seed, _CHUNK, self.name, round_)
         return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])

@@ -36,7 +36,7 @@ DecodedAudio: TypeAlias = tuple[bool, float] | None
 
 
 class ClipBlock(NamedTuple):
-    """Bytes of a clip in the clip arena: at `offset`, packet tables of `table_bytes` bytes, then `num_bytes` bytes.
+    """Location of a clip in the clip arena: `table_bytes` of packet tables at `offset`, then `num_bytes` of clip data.
 
     - checks: (start, end, checksum) of each piece of the bytes.
     - num_frames: number of frames in the whole clip.
@@ -105,7 +105,7 @@ class DecodeTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
-        """Build a task from the parsed JSON of `to_json`, minus its first element (the kind)."""
+        """Build a task from the parsed result of `to_json`, without its first element (the kind)."""
         from streamvid.buckets.pick import Pick  # a worker imports these with its first task
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
@@ -170,7 +170,7 @@ class ReadTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> ReadTask:
-        """Build a task from the parsed JSON of `to_json`, minus its first element (the kind)."""
+        """Build a task from the parsed result of `to_json`, without its first element (the kind)."""
         from streamvid.buckets.pick import Pick
 
         task_id, generation, tables, slots = value
