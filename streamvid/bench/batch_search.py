@@ -131,7 +131,7 @@ def search_batch_sizes(
 
 @dataclass(frozen=True)
 class _Search:
-    """Search that never repeats a trial.
+    """Search for batch sizes that never runs the same trial twice.
 
     samples: bucket id → shape of one sample.
     """

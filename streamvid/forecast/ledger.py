@@ -107,7 +107,7 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
     attempt may have been replaced too. Memory does not grow with the ledger.
 
     datasets: the datasets of the run, in the order in which its loader received them.
-    Raises SourceError if the ledger belongs to other datasets. Also raises the same errors as VideoLoader.
+    Raises SourceError if the ledger belongs to different datasets. Also raises the same errors as VideoLoader.
     """
     findings, versions = _Findings(), [_Versions(dataset) for dataset in datasets]
     total, done = sum(attempt.num_ranks for attempt in attempts), 0
@@ -142,7 +142,7 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
 def _planned_selection(attempt: Attempt, versions: Sequence[_Versions]) -> Selection:
     """Return the inputs of the plan that an attempt used.
 
-    Raises SourceError if the run used other datasets.
+    Raises SourceError if the run used different datasets.
     """
     setup, earlier = _planned_setup(attempt, attempt.plan, versions), attempt.plan.get("earlier")
     return (setup if earlier is None else after(setup, _planned_setup(attempt, earlier, versions))).selection

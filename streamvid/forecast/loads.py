@@ -62,7 +62,7 @@ class RankLoads:
 
     @property
     def is_sampled(self) -> bool:
-        """True if only some steps were computed, so that totals of the epoch are extrapolated."""
+        """True if only some steps were computed, so that totals for the epoch are extrapolated."""
         return len(self.tokens) < self.num_steps
 
     @property

@@ -166,7 +166,7 @@ class RunForecast:
         return "dataset" if isinstance(self.about, DatasetFacts) else "metadata"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the forecast as plain JSON. The counts are at the top level, and `failure` is omitted."""
+        """Return the forecast as JSON-serializable values, with the counts at the top level and without `failure`."""
         value = asdict(self, dict_factory=_plain)
         del value["failure"]
         return {

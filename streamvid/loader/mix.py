@@ -414,8 +414,9 @@ def _repeats(
 def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str) -> dict[str, str]:
     """Return a mapping from a dataset's bucket ids to the loader's bucket ids, and add new buckets to `buckets`.
 
-    Buckets of different datasets with the same shape share an id, so that their samples mix within a batch. Buckets of
-    one dataset stay separate. An id that another shape already uses is replaced by an explicit id that names the size.
+    Buckets with the same shape in different datasets share an id, so that their samples mix within a batch. Buckets
+    within one dataset stay separate. An id that another shape already uses is replaced by an explicit id that names the
+    size.
     """
     common = {
         bucket.id: bucket.id for bucket in own if bucket.id in buckets and buckets[bucket.id].shape == bucket.shape

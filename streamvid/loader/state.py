@@ -24,7 +24,7 @@ _MAX_NAMED = 1000
 
 @dataclass(frozen=True, slots=True)
 class StateVersions:
-    """Versions of the datasets at a position. A state lists these versions, but can also be loaded with other versions.
+    """Dataset versions in use at a position. A state lists these versions, but can also be loaded with other versions.
 
     current: version of each dataset.
     carried: version of each dataset from which samples are still carried over; empty if no samples are carried over.

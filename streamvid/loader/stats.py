@@ -131,7 +131,7 @@ class LoaderStats:
         return replace(self, **sums, work=self.work.plus(other.work, sign), wait_counts=counts)
 
     def since(self, earlier: LoaderStats) -> LoaderStats:
-        """Return the sums for the interval since `earlier`, an earlier result from the same loader."""
+        """Return the sums since `earlier`, a previous result from the same loader."""
         return self.plus(earlier, sign=-1)
 
     def figures(self) -> dict[str, float]:

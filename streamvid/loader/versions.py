@@ -31,14 +31,14 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LoaderArguments:
-    """All arguments of a VideoLoader, kept to set the loader up again with other versions of its datasets."""
+    """All arguments of a VideoLoader, kept so that it can be set up again with other versions of its datasets."""
 
     data: DataArguments
     plan: PlanArguments
     delivery: DeliveryArguments
 
     def set_up(self, versions: Sequence[int | None] = (), stores: Stores | None = None) -> Setup:
-        """Return the setup with these versions of the datasets. Raises the same errors as `setup.set_up`.
+        """Return the setup for these versions of the datasets. Raises the same errors as `setup.set_up`.
 
         stores: open stores from an earlier setup.
         """

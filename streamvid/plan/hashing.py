@@ -38,7 +38,7 @@ _CHUNK = 1 << 15
 
 
 def hash_text(text: str) -> int:
-    """Return a 64-bit number for a string: the first 8 bytes of its SHA-256, big-endian."""
+    """Return a 64-bit number for a string: the first 8 bytes of its SHA-256 digest, as a big-endian integer."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 

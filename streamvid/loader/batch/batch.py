@@ -216,7 +216,8 @@ class Batch(Mapping[str, Any]):
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """Return the batch with its tensors on `device`. Pinned memory is copied asynchronously, on the current stream.
 
-        The loader does not reuse the memory until the copy is complete, whichever stream the copy runs on (BATCH-1).
+        The loader does not reuse the memory until the copy is complete, regardless of which stream the copy runs on
+        (BATCH-1).
         """
         import torch
 

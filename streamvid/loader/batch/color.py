@@ -52,8 +52,8 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
 
     matrices: one name from LUMA_SHARES per sample.
     ranges: one name from RANGES per sample.
-    sitings: one name from SITINGS per sample, as in FFmpeg's AVChromaLocation. The default is "left" in H.264, HEVC and
-        MPEG-2, and "center" in JPEG.
+    sitings: one name from SITINGS per sample, as in FFmpeg's AVChromaLocation. The default is "left" for H.264, HEVC
+        and MPEG-2, and "center" for JPEG.
     Raises ConfigError for an unknown name.
     """
     import torch

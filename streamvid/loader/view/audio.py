@@ -267,7 +267,7 @@ def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: Au
 
 
 def num_decoded(first: Fraction, last: Fraction, num_frames: int, num_samples: int, sample_rate: int) -> int:
-    """Return the number of samples to decode and stretch to `num_samples`, or 0 if no stretching is needed.
+    """Return the number of audio samples to decode and stretch to `num_samples`, or 0 if no stretching is needed.
 
     The decoded samples last as long as the frames. Audio that ends within half a frame of the end of the frames is not
     stretched.
