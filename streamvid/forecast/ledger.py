@@ -140,7 +140,7 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
 
 
 def _planned_selection(attempt: Attempt, versions: Sequence[_Versions]) -> Selection:
-    """Return the inputs of the plan that an attempt used.
+    """Return the inputs for the plan that an attempt used.
 
     Raises SourceError if the run used different datasets.
     """

@@ -50,7 +50,7 @@ class RankLoads:
     """Rank loads at the computed steps, which are all steps of an epoch or slices spread evenly over it.
 
     num_steps: number of steps in the epoch.
-    samples, tokens, costs: int64 with shape (computed steps, ranks). Costs are in the unit of the plan.
+    samples, tokens, costs: int64 with shape (computed steps, ranks). Costs are in the plan's unit.
     num_bytes: clip bytes of the computed steps, as int64 with shape (ranks,), or None if sizes are unknown.
     """
 

@@ -24,9 +24,9 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 class LedgerWriter:
     """Log of the batches that one rank hands out, starting with a loader's first loop.
 
-    `add` appends a batch to the tail file, so that a killed process loses no batch. Every 1,024 samples, the batches in
-    the tail file are appended to the log as one compressed block, and the tail file is emptied. If the process is
-    killed between these two steps, readers find these batches in both files and count them once.
+    `add` appends a batch to the tail file, so that no batch is lost if the process is killed. Every 1,024 samples, the
+    batches in the tail file are appended to the log as one compressed block, and the tail file is emptied. If the
+    process is killed between these two steps, readers find these batches in both files and count them once.
 
     Raises StorageError if a file cannot be written.
     """

@@ -45,9 +45,9 @@ class EpochPlan:
 
     sources: the datasets or, for a single dataset, a mapping from bucket id to the number of samples in each shard, in
         manifest order.
-    batch_sizes: bucket id → number of samples per rank per step, for exactly the buckets of the datasets.
-    costs: bucket id → predicted cost of a batch in any unit; required by sync="cost" and order="largest-first".
-    Raises ConfigError for invalid arguments and StateError if the cursor belongs to another dataset.
+    batch_sizes: bucket id → number of samples per rank per step, for exactly the buckets in the datasets.
+    costs: bucket id → predicted cost of a batch, in any unit; required by sync="cost" and order="largest-first".
+    Raises ConfigError for invalid arguments and StateError if the cursor belongs to a different dataset.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class Delivery:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Byte range of the tar that covers all reads, as (start, end)."""
+        """Byte range in the tar that covers all reads, as (start, end)."""
         clip = self.row.clip.offset
         first = clip + min(start for start, _ in self.part.ranges)
         end = clip + max(start + num_bytes for start, num_bytes in self.part.ranges)

@@ -112,7 +112,7 @@ class MediaPart:
 
     @property
     def label(self) -> str:
-        """Prefix of messages about this file."""
+        """Prefix for messages about this file."""
         return f"its {self.medium.name}, number {self.item}: " if self.medium.is_list else f"its {self.medium.name}: "
 
 

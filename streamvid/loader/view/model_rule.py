@@ -69,7 +69,7 @@ def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
     names = {rule.factors: rule.name for rule in rules}
     if len(names) > 1:
         raise ConfigError(
-            f"the datasets were sealed for {' and '.join(sorted(names.values()))}, which count the tokens of a clip "
-            "in different ways; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
+            f"the datasets were sealed for {' and '.join(sorted(names.values()))}, which count a clip's tokens in "
+            "different ways; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
         )
     return rules[0] if rules else None
