@@ -31,7 +31,7 @@ Step = Callable[[tuple[int, ...]], object]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial of one batch size.
+    """Trial with one batch size.
 
     seconds: median duration of the timed steps, or None if a step ran out of memory.
     """

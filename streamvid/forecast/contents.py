@@ -82,7 +82,7 @@ class DatasetContents:
     stored_clips: (number of clips that are stored in several buckets, number of samples that contain these clips).
     with_audio: number of samples with audio; None if these samples were not counted, because the dataset has no
         pictures, has more than MAX_COUNTED_SHARDS shards, or does not record which samples have audio.
-    columns: the user's own columns.
+    columns: columns that the user supplied.
     """
 
     url: str

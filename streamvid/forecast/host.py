@@ -108,7 +108,7 @@ def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory in bytes.
+    """Host memory that a run needs, in bytes.
 
     ring_bytes_yuv420p: ring size for yuv420p frames, or None if a bucket has an odd width or height, or if no bucket
         has pictures.

@@ -61,7 +61,7 @@ UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-f
 def forecast_metadata(
     source: Path, run: PlannedRun, config: BucketConfig, video_column: str | None = None
 ) -> RunForecast:
-    """Return the forecast for a run on the media files in `source`, sharded into the buckets of `config`.
+    """Return the forecast for a run on the media files in `source`, sharded into the buckets in `config`.
 
     Raises SourceError if the metadata cannot be read, or if no row is assigned to a bucket.
     """

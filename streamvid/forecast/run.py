@@ -54,8 +54,8 @@ class PlannedRun:
 class BucketShape:
     """Losses from fitting clips into one bucket, computed from the samples that were read.
 
-    crop_mean: mean cropped share of the picture; None if the index does not record cropping.
-    crop_max: maximum cropped share of the picture; None if the index does not record cropping.
+    crop_mean: mean share of the picture that is cropped; None if the index does not record cropping.
+    crop_max: maximum share of the picture that is cropped; None if the index does not record cropping.
     upscale_mean: mean upscaling factor; None if the index does not record upscaling.
     frames_unused_share: share of the clips' frames that one pass does not deliver.
     bytes_mean: mean size of a stored clip or source file, in bytes.
@@ -130,7 +130,7 @@ class MetadataFacts:
 class RunDetails:
     """Loads, memory and time for the first epoch.
 
-    estimates: estimates of time; None for metadata, because clip sizes are unknown.
+    estimates: time estimates; None for metadata, because clip sizes are unknown.
     """
 
     loads: LoadSummary

@@ -116,7 +116,7 @@ def _is_in(stretch: Stretch, batch: LoggedBatch) -> bool:
 def read_history(folder: Path) -> tuple[Attempt, ...]:
     """Return the attempts recorded in a ledger, in order.
 
-    Raises SourceError if the folder is not a ledger, or if the plan of a session cannot be read.
+    Raises SourceError if the folder is not a ledger, or if a session's plan cannot be read.
     """
     try:
         numbers = session_numbers(folder)

@@ -83,7 +83,7 @@ def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict
 
 
 def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
-    """Return one batch as JSON: number, epoch, step, and a row per sample.
+    """Return one batch as JSON: number, epoch, step, and one row per sample.
 
     Creating this record takes less time than creating a block of one batch.
     """

@@ -42,7 +42,7 @@ def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGrou
 def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> list[tuple[int, Any]]:
     """Gather `value` from all processes that compare their plans, in a collective operation.
 
-    Return (rank, value) for each of these processes. Values are plain JSON.
+    Return (rank, value) for each of these processes. Values must be JSON-serializable.
 
     groups: process groups whose plans are compared; None if this process does not compare its plan.
     Raises ConfigError if the ranks cannot communicate.
@@ -71,9 +71,10 @@ def check_equal_on_all_ranks(
     processes_per_rank: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Compare `identity` across the processes of `group` (None: all processes), which must all call this function.
+    """Compare `identity` across the processes in `group` (None: all processes), which must all call this function.
 
-    The values of `identity` are plain JSON. The function also compares num_ranks, and verifies that each rank
+    The values of `identity` must be JSON-serializable. The function also compares num_ranks, and verifies that each
+    rank
     from 0 to num_ranks - 1 has the same number of processes: `processes_per_rank`, if that argument is given. It does
     nothing if torch.distributed is not initialized.
 

@@ -222,7 +222,7 @@ class Mix:
         return all(part.dataset.is_numeric(part.columns[column]) for part in self.parts)
 
     def identity(self) -> list[dict[str, str | None]]:
-        """Return the properties of each dataset that determine the samples at its positions, as plain JSON."""
+        """Return the JSON-serializable properties of each dataset that determine the samples at its positions."""
         found = []
         for part, repeats in zip(self.parts, self.repeats, strict=True):
             chosen, fingerprint = part.subset.filter, part.dataset.manifest.fingerprints.samples
@@ -319,7 +319,7 @@ def open_configs(datasets: object, stores: Stores, versions: Sequence[int | None
 
 
 def can_change_version(config: DatasetConfig) -> bool:
-    """Return True if other versions can be opened, because the dataset was given as a URL without a version."""
+    """Return True if the dataset was given as a URL without a version, so that other versions can be opened."""
     return not isinstance(config.url, Dataset) and DatasetRef.parse(config.url).is_newest
 
 
@@ -346,7 +346,7 @@ def open_mix(
 ) -> Mix:
     """Open all datasets, but not their features.
 
-    model: rule for counting the tokens of weighted datasets.
+    model: rule for counting the tokens in weighted datasets.
     """
     configs = open_configs(data.dataset, stores, data.versions)
     buckets: dict[str, Bucket] = {}

@@ -175,6 +175,6 @@ class ProcessGroups:
 
 
 def _check_folder(name: str, folder: object) -> None:
-    """Raise ConfigError if the value of an option is neither a local folder nor None."""
+    """Raise ConfigError if an option's value is neither a local folder nor None."""
     if folder is not None and (not isinstance(folder, str | Path) or "://" in str(folder)):
         raise ConfigError(f"{name}={folder!r}: must be the path to a local folder (not a URL), or None")

@@ -121,7 +121,7 @@ class Setup:
 
     @property
     def form(self) -> Mapping[str, Any]:
-        """Names and values, as JSON, of the options that determine a delivery. All ranks must have the same values."""
+        """Options that determine a delivery: JSON values by option name. All ranks must have the same values."""
         captions = [part.text.options for part in self.mix.parts]
         names = ("choice", "template", "prefix", "dropout", "part_dropout")
         return {
@@ -292,7 +292,7 @@ def _compared_groups(given: World | None, groups: ProcessGroups) -> ProcessGroup
 
 
 def uses_costs(options: PlanOptions) -> bool:
-    """Return whether the plan depends on the costs of steps."""
+    """Return whether the plan depends on step costs."""
     return options.sync == "cost" or options.order == "largest-first"
 
 

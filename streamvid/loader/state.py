@@ -202,7 +202,7 @@ def plan_identity(
 ) -> Mapping[str, Any]:
     """Return the values that determine a plan, except the rank, as a mapping that processes can compare.
 
-    Causes come before their effects, so that a comparison names the causes first. Values are plain JSON.
+    Causes come before their effects, so that a comparison names the causes first. Values are JSON-serializable.
     """
     return {
         "plan_version": PLAN_VERSION,

@@ -63,7 +63,7 @@ class BucketReport:
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:
-    """The part of a bucket's stream that one epoch covers, and the run's position in the stream."""
+    """Part of a bucket's stream that one epoch covers, and the run's position in the stream."""
 
     bucket_id: str
     num_samples: int

@@ -236,7 +236,7 @@ class Batch(Mapping[str, Any]):
         return Batch({**self._fields, **fields}, self._on_copy)
 
     def clone(self) -> Batch:
-        """Return a copy of the batch in separate memory. Keeping the copy does not occupy the ring."""
+        """Return a copy of the batch in separate memory. The copy does not occupy the ring."""
         return self.map_tensors(lambda tensor: tensor.clone())
 
     def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -244,12 +244,12 @@ class Batch(Mapping[str, Any]):
         return Batch(map_tensors(self._fields, function))
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all tensors as they are stored, starting with the video, without converting yuv420p to RGB."""
+        """Yield all stored tensors, starting with the video, without converting yuv420p to RGB."""
         return tensors_of(self._fields)
 
 
 def _some_bytes(tensor: torch.Tensor) -> bytes:
-    """Return bytes that contain the dtype and the shape of a tensor, and about 4096 bytes of its data."""
+    """Return a tensor's dtype and shape, and about 4096 bytes of its data, as one byte string."""
     import torch
 
     data = tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -175,7 +175,7 @@ def with_features(
     """Return the mix with features instead of clips.
 
     facts: result of `view_facts` for each part.
-    Raises ConfigError, which names all differences, if features were created from another dataset or with other
+    Raises ConfigError, which names all differences, if features were created from a different dataset or with different
     options. Raises DatasetError or StorageError if features cannot be read.
     """
     if features is None:

@@ -100,7 +100,7 @@ class Selection:
                 )
 
     def at_share(self, epoch: int, progress: float) -> Cursor:
-        """Return the cursor after a share `progress` (0 to 1) of the epoch's steps, rounded to a whole step."""
+        """Return the cursor after the fraction `progress` (0 to 1) of the epoch's steps, rounded to a whole step."""
         plan = self.plan(Cursor(epoch))
         return plan.cursor_after(round(progress * plan.num_steps_left))
 

@@ -97,7 +97,7 @@ def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = N
 
 
 class LoaderMetrics:
-    """Collector of one loader's statistics. Metrics have the labels rank, split and loader (the loader's number)."""
+    """Collector for one loader's statistics. Metrics have the labels rank, split and loader (the loader's number)."""
 
     def __init__(self, stats: Stats, rank: int, split: str) -> None:
         self._stats = weakref.WeakMethod(stats)  # a bound method

@@ -38,7 +38,7 @@ _MAX_STREAM_CHARS = 40_000  # of 65,536 bytes; the checks of 512 pieces take 22,
 
 @dataclass(frozen=True, slots=True)
 class AudioOptions:
-    """Audio that is delivered with each clip, as `batch.audio`. It requires `sample_rate` or `preset`."""
+    """Options for the audio delivered with each clip as `batch.audio`. Set `sample_rate` or `preset`."""
 
     sample_rate: int | None = option(
         None, help="Samples per second per channel, such as 32000.", minimum=1000, maximum=MAX_SAMPLE_RATE
@@ -105,7 +105,7 @@ class AudioForm:
 class AudioShape:
     """Amount of audio for a bucket: `num_samples` samples per channel, for frames at `fps` frames per second.
 
-    stretch: True to stretch the audio of frames that are delivered at a different speed.
+    stretch: True to stretch the audio for frames that are delivered at a different speed.
     """
 
     sample_rate: int
@@ -209,7 +209,7 @@ def with_audio(
 
 
 def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int) -> ClipPart:
-    """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part suffices.
+    """Return the part of an audio file to read for the ticks in `pick`, or the whole file if no smaller part suffices.
 
     index: packets of the file; None if the file is decoded through its container.
     max_pieces: see `clip_part`.

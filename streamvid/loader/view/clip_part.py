@@ -113,7 +113,7 @@ class ClipPart:
 def clip_part(
     clip: SampleFile, packets: ClipIndex | None, pick: Pick, *, room: int | None = None, max_pieces: int | None = None
 ) -> ClipPart:
-    """Return the part of a clip to read for the frames of `pick`, or the whole clip if no smaller part is possible.
+    """Return the part of a clip to read for the frames in `pick`, or the whole clip if no smaller part is possible.
 
     packets: the clip's packet index, if it has one.
     room: size of the memory for a smaller part in bytes; by default, the clip's size plus TABLE_BYTES.

@@ -217,7 +217,7 @@ class PictureRoom:
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Fill the missing items of samples: pictures with black, and audio with silence.
+        """Fill in the items that samples lack: pictures with black, and audio with silence.
 
         first: byte offset of the batch in `memory`.
         present: (input name, item) of each item that the sample has.

@@ -160,7 +160,7 @@ class RandomChoices:
     def crop(self, least: int, most: int) -> Crop:
         """Draw the position and scale of a crop.
 
-        least, most: scale limits, in 1/65536 of the largest crop's scale.
+        least, most: scale limits, in units of 1/65536 of the largest crop's scale.
         """
         left, top = self.below(1 << 32, _PLACE_LEFT), self.below(1 << 32, _PLACE_TOP)
         return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))

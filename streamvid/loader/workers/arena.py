@@ -91,7 +91,7 @@ class Arena:
         return offset
 
     def release(self, offset: int, when: Callable[[], None] | None = None) -> None:
-        """Release a block. `when` is called before the memory is reused, and may wait."""
+        """Release a block. `when` is called before the memory is reused, and may block."""
         self._held.discard(offset)  # first, because the block may be allocated again once it is in the queue
         self._released.put((offset, when))
 
