@@ -158,8 +158,8 @@ def _check_state(state: Mapping[str, Any]) -> None:
             raise StateError(f"the loader state has no {name!r}; pass the mapping that state_dict() returned")
         if state[name] != readable:
             raise StateError(
-                f"{name}={state[name]!r} in the loader state: this streamvid can read only {name}={readable}; resume "
-                "with the streamvid version that saved the state, or start without the state"
+                f"{name}={state[name]!r} in the loader state: must be {readable} for this version of streamvid; "
+                "resume with the streamvid version that saved the state, or start without the state"
             )
 
 

@@ -133,9 +133,7 @@ def test_datasets_of_models_that_count_differently_are_mixed_but_not_counted(sea
     plain = replace(manifest, model=None)
     assert common_rule([manifest, alike, plain]) in (RULE, replace(RULE, name="alike"))
     assert common_rule([plain]) is None
-    with pytest.raises(
-        ConfigError, match="sealed for ours and theirs, which count a clip's tokens in different ways"
-    ):
+    with pytest.raises(ConfigError, match="sealed for ours and theirs, which count a clip's tokens in different ways"):
         common_rule([manifest, other])
 
 
