@@ -30,7 +30,7 @@ MAX_DIFFERENCES = 1000
 """Maximum number of differences that a report lists. All differences are counted."""
 
 _OTHER_DATA = (
-    "the ledger belongs to other data: {}. Pass the datasets and versions that the run used, in the order in which "
+    "the ledger belongs to different data: {}. Pass the datasets and versions that the run used, in the order in which "
     "its loader received them"
 )
 _DIGITS = 12  # of a fingerprint in a message

@@ -152,7 +152,7 @@ class SharedBatchCheck:
 
     @property
     def is_first(self) -> bool:
-        """True in the first of the processes that share the rank's batches. This process reports for all of them."""
+        """True in the first of the processes that share the rank's batches. Only that process writes the ledger."""
         import torch.distributed as dist
 
         return dist.get_rank() == min(self._processes)

@@ -182,7 +182,7 @@ class MixPart:
 
 @dataclass(frozen=True)
 class Mix:
-    """All datasets of a loader.
+    """All datasets in a loader.
 
     repeats: deliveries per sample per epoch, for each dataset.
     buckets: bucket id → bucket, for all datasets; see `_common_ids`.

@@ -229,7 +229,10 @@ def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
 
 
 def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
-    """Return (ordinals, visits) for each draw. Positions past the block's end wrap to its start, as separate visits."""
+    """Return (ordinals, visits) for each draw.
+
+    Positions past the end of the block wrap around to its start and count as separate visits.
+    """
     wraps = [_wraps(draw) for draw in draws]
     each = zip(draws, wraps, strict=True)
     resolved = resolve([(draw.stream, draw.positions - wrap * draw.span.length) for draw, wrap in each])

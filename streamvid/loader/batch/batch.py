@@ -126,7 +126,7 @@ class Batch(Mapping[str, Any]):
             elif fields["bucket"].is_audio:
                 why = "; its samples contain only audio"
             elif "clips" in fields:
-                why = "; output.decode=False delivers clips as they are stored"
+                why = "; output.decode=False delivers stored clips without decoding them"
         raise AttributeError(f"batch has no field {name!r}; its fields are {', '.join(fields)}{why}")
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -203,7 +203,7 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
         return part
     if is_text or not isinstance(given, str | Path | Sidecar):
         why = (
-            "a dataset of texts has no features, so its entry must be None"
+            "a text-only dataset has no features, so its entry must be None"
             if is_text
             else "a dataset of clips needs a path, a URL or an open Sidecar"
         )

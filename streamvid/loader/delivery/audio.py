@@ -81,7 +81,7 @@ def _check(mix: Mix, view: ViewOptions, options: AudioOptions, *, is_decoded: bo
         )
     if not is_decoded:
         raise ConfigError(
-            "output.audio cannot be combined with output.decode=False, which delivers clips as they are stored; "
+            "output.audio cannot be combined with output.decode=False, which delivers clips without decoding them; "
             "omit one of them"
         )
     pictured = [part for part in mix.parts if part.dataset.manifest.clips != "text"]

@@ -139,7 +139,7 @@ def families(stats: LoaderStats, labels: Mapping[str, str]) -> Iterator[Metric]:
 
 
 def _fields(kind: str, found: Any, names: list[str], values: list[str]) -> Iterator[Metric]:
-    """Yield a metric for each number in the statistics of a store or a cache."""
+    """Yield a metric for each number in the statistics for a store or a cache."""
     for field in dataclasses.fields(found):
         value = getattr(found, field.name)
         if not isinstance(value, int | float):

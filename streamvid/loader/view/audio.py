@@ -44,7 +44,7 @@ class AudioOptions:
         None, help="Samples per second per channel, such as 32000.", minimum=1000, maximum=MAX_SAMPLE_RATE
     )
     num_channels: int | None = option(
-        None, help="Number of channels: 1, 2, 6 (5.1) or 8 (7.1).", shown_default="2, or that of the preset"
+        None, help="Number of channels: 1, 2, 6 (5.1) or 8 (7.1).", shown_default="the preset's number, otherwise 2"
     )
     rule: str | None = option(
         None,
@@ -52,7 +52,7 @@ class AudioOptions:
             "Number of audio samples for each bucket: `exact` (the duration of the bucket's frames, rounded to a "
             "whole number of samples), or the nearest number that a rule such as 640k or 640k+1 allows."
         ),
-        shown_default="exact, or that of the preset",
+        shown_default="the preset's rule, otherwise exact",
     )
     fps: Fraction | None = option(
         None,

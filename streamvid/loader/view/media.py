@@ -192,7 +192,7 @@ class PictureRoom:
         return first + (number * self.num_samples + index) * self.audio.num_bytes
 
     def start(self, number: int) -> int:
-        """Return the byte offset of conditioning input `number`, or the end of the last input for `len(media)`."""
+        """Return the byte offset of conditioning input `number`. For `len(media)`, return the end of the last input."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
         return self.num_samples * (self._video_bytes + before)
 

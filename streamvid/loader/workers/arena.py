@@ -96,7 +96,7 @@ class Arena:
         self._released.put((offset, when))
 
     def wake(self) -> None:
-        """Make a waiting `allocate` return None."""
+        """Make any waiting call to `allocate` return None."""
         self._released.put(None)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ DecodedAudio: TypeAlias = tuple[bool, float] | None
 class ClipBlock(NamedTuple):
     """Location of a clip in the clip arena: `table_bytes` of packet tables at `offset`, then `num_bytes` of clip data.
 
-    - checks: (start, end, checksum) of each piece of the bytes.
+    - checks: (start, end, checksum) for each piece of the data.
     - num_frames: number of frames in the whole clip.
     - stream: StreamInfo as JSON; "" for a whole clip with its container.
     - key_time: timestamp of the first packet.
