@@ -70,7 +70,7 @@ class BucketStream:
         return ordinals_of([(self, positions)])[0]
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return (shard indices, sample indices in the shards) for samples given by ordinal."""
+        """Return (shard indices, sample indices in the shards) for the samples with these ordinals."""
         # With another dtype, numpy would copy the sums.
         shards = np.searchsorted(self._starts, ordinals.astype(self._starts.dtype), side="right") - 1
         return shards, ordinals - self._starts[shards]

@@ -131,7 +131,7 @@ class IndexRows:
         return self._key(sample)[2]
 
     def _key(self, sample: SampleRequest) -> tuple[_ShardRows, int, str]:
-        """Return (rows of the sample's shard, row number of the sample, key of the sample)."""
+        """Return the rows of a sample's shard, the sample's row number and its key."""
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
         key = rows.columns["key"][number].as_py()
