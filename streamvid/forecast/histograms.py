@@ -35,7 +35,7 @@ class Histogram:
 
     name: index column or figure, such as "duration_seconds" or "user.motion".
     label: human-readable name, with the unit.
-    edges: bounds of the bins in ascending order, one more than there are bins; empty if there are no values.
+    edges: bounds of the bins in ascending order, one more than the number of bins; empty if there are no values.
     counts: number of values per bin.
     num_missing: number of samples without a value.
     """

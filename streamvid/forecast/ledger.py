@@ -192,7 +192,7 @@ class _Versions:
 
     @cached_property
     def _kept(self) -> Mapping[str, Manifest]:
-        """Mapping from samples fingerprint to the newest version with this fingerprint.
+        """Mapping from each samples fingerprint to the newest version that has it.
 
         The history is read only once, because a run may have followed many versions.
         """

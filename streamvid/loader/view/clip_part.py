@@ -155,7 +155,7 @@ def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> C
 
 
 def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Ranges, *, is_again: bool) -> str | None:
-    """Fill buffers as `storage.read_content` does. Return a message if the stored file is too short, else None.
+    """Fill buffers as `storage.read_content` does. Return a message if the stored file is too short, otherwise None.
 
     Raises StorageError if the bytes cannot be read for another reason; the stored bytes may be intact.
     """

@@ -192,7 +192,7 @@ class TextRule:
         return "" if self._is_dropped(dropout or choices) else self._caption(row.texts, choices)[1]
 
     def only_variant(self, row: IndexRow) -> str | None:
-        """Return the variant of the caption if no random choice affects it, else None."""
+        """Return the caption's variant if no random choice affects it, otherwise None."""
         if self.options.dropout > 0.0 or len(self.columns) > 1 or row.texts.get(_CAPTIONS) is not None:
             return None
         ((column, _),) = self.columns

@@ -28,7 +28,9 @@ class _Making:
 
 
 class SharedCache(Generic[_Value]):
-    """Cache of recently used values, by name. It holds up to `max_bytes` bytes, but at least one value. Thread-safe."""
+    """Cache that maps names to recently used values. It holds up to `max_bytes` bytes, but at least one value.
+    Thread-safe.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -83,7 +83,7 @@ class AudioTask(NamedTuple):
 class DecodeTask(NamedTuple):
     """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
-    numbers: indices of the frames, if they are chosen by the timestamps of another clip; else None.
+    numbers: indices of the frames, if they are chosen by the timestamps of another clip; otherwise None.
     picture: format of the pictures; None for a file from which only the audio is decoded.
     out_offset: offset of the pictures in the frame ring.
     audio: audio to decode after the pictures; None if no audio is delivered.
@@ -201,7 +201,7 @@ class ReadResult(NamedTuple):
     table_bytes: size of the clip's packet table in the ring.
     num_bytes: size of the clip's data in the ring.
     stream: StreamInfo as JSON; "" for a whole clip.
-    numbers: indices of the wanted frames, if they are chosen by timestamp; else None.
+    numbers: indices of the wanted frames, if they are chosen by timestamp; otherwise None.
     """
 
     kind: Literal["done", "bad", "error"]
