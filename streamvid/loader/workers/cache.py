@@ -28,8 +28,9 @@ class _Making:
 
 
 class SharedCache(Generic[_Value]):
-    """Cache that maps names to recently used values. It holds up to `max_bytes` bytes, but at least one value.
-    Thread-safe.
+    """Cache that maps names to recently used values. It holds at least one value. Thread-safe.
+
+    max_bytes: maximum size of the values together, unless a single value is larger.
     """
 
     def __init__(self, max_bytes: int) -> None:
