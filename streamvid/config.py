@@ -157,7 +157,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} contains data of type {type(tree).__name__}; it must contain a mapping of fields")
+        raise ConfigError(f"{path} contains data of type {type(tree).__name__}; it must map field names to values")
     return tree
 
 
@@ -351,7 +351,7 @@ def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tu
 
 
 def options_of(cls: type[T], value: Any, name: str) -> T:
-    """Build options from a mapping of fields, or from None for the defaults. Return an instance of `cls` unchanged.
+    """Return `value` as an instance of `cls`: None gives the defaults, and a mapping sets the fields that it contains.
 
     name: name to use for the value in error messages, where its fields appear as `name.field`.
     """

@@ -29,7 +29,7 @@ _LEAD = re.compile(r"^-+|[=,(\[{]")
 
 
 def hide_credentials(location: str) -> str:
-    """Return a path or URL, with any user name and password removed."""
+    """Return a path or URL with any user name and password removed."""
     before, at, after = location.rpartition("@")
     if not at or _PORT.match(before):
         return location
@@ -39,7 +39,7 @@ def hide_credentials(location: str) -> str:
 
 
 def hide_all_credentials(text: str) -> str:
-    """Return a message, with user names and passwords removed from all locations that the message quotes."""
+    """Return a message with user names and passwords removed from every path and URL that the message quotes."""
     return _WORD.sub(lambda word: _hide_in_word(word[0]), text) if "@" in text else text
 
 

@@ -43,7 +43,7 @@ class SourceError(StreamvidError):
 
 
 class Rejected(StreamvidError):
-    """A record cannot become a sample. The message is the recorded reason, and `kind` is a short name for it."""
+    """A record cannot become a sample. The message is the recorded reason, and `kind` is the reason's short name."""
 
     kind: str = ""
 
@@ -62,7 +62,7 @@ class NoBucketError(Rejected):
 
 
 class DecodeError(StreamvidError):
-    """Intact bytes do not decode to the expected frames."""
+    """Bytes are intact, but do not decode to the expected frames."""
 
 
 class StorageError(StreamvidError):

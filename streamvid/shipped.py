@@ -13,7 +13,7 @@ _IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
 
 
 def shipped(name: str) -> Path:
-    """Return the path of a shipped file or folder, such as `configs/train/tiny.yaml`.
+    """Return the path of a file or folder that ships with streamvid, such as `configs/train/tiny.yaml`.
 
     Raises ConfigError if the file or folder is missing.
     """

@@ -31,7 +31,7 @@ Step = Callable[[tuple[int, ...]], object]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial of one batch size.
+    """Trial with one batch size.
 
     seconds: median duration of the timed steps, or None if a step ran out of memory.
     """
@@ -46,10 +46,10 @@ class BatchSizeSearch:
     """Result of `search_batch_sizes`.
 
     base: id of the bucket whose step time is the limit.
-    sizes: bucket id → samples per rank per step, for `batch_size=`.
+    sizes: bucket id → samples per rank per step, for use as `batch_size=`.
     seconds: bucket id → seconds per step with that batch size.
-    too_large: buckets that are not in `sizes`, because not even one sample fits in memory.
-    slower: buckets with batch size 1, because even one sample takes longer than the step of the base bucket.
+    too_large: buckets omitted from `sizes` because not even one sample fits in memory.
+    slower: buckets with batch size 1 whose step still takes longer than the base bucket's step.
     """
 
     base: str
@@ -61,7 +61,7 @@ class BatchSizeSearch:
 
     @property
     def measurements(self) -> list[tuple[str, int, float]]:
-        """List of (bucket id, batch size, seconds) for every batch size that ran, as input for `fit_costs`."""
+        """List of (bucket id, batch size, seconds per step), one per completed trial, as input for `fit_costs`."""
         return [(t.bucket_id, t.batch_size, t.seconds) for t in self.trials if t.seconds is not None]
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def search_batch_sizes(
     size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
     if not size:
         raise ConfigError(
-            f"not even one sample of bucket {base} fits in memory; reduce memory use (activation checkpointing, "
+            f"not even one sample from bucket {base} fits in memory; reduce memory use (activation checkpointing, "
             f"sharding), pass a smaller bucket as base, or leave bucket {base} out of the dataset"
         )
     limit = (search.seconds(base, size) or 0.0) * (1 + tolerance)
@@ -131,7 +131,7 @@ def search_batch_sizes(
 
 @dataclass(frozen=True)
 class _Search:
-    """Search that never repeats a trial.
+    """Search for batch sizes that never runs the same trial twice.
 
     samples: bucket id → shape of one sample.
     """
@@ -245,14 +245,14 @@ def _free_memory() -> None:
 
 
 def _named_shapes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """Return a mapping from bucket id to the shape of one sample, in the given order."""
+    """Map each bucket id to the shape of one sample, in the given order."""
     named: dict[str, tuple[int, ...]] = {}
     for bucket_id, shape in shapes:
         if bucket_id in named:
             raise ConfigError(f"shapes contains bucket {bucket_id!r} more than once; pass loader.shapes unchanged")
         if len(shape) < 2 or min(shape) < 1:
             raise ConfigError(
-                f"shapes[{bucket_id!r}]={shape!r}: must contain at least 2 sizes, all above 0; pass loader.shapes"
+                f"shapes[{bucket_id!r}]={shape!r}: must have at least 2 dimensions, all above 0; pass loader.shapes"
             )
         named[bucket_id] = tuple(shape[1:])
     if not named:

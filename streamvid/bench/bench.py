@@ -67,8 +67,8 @@ def bench(
     """Measure how many samples per second this machine and this store deliver, and what limits this rate.
 
     Nothing is written, and caches are not dropped. The speed of the first pass over the store, and the bytes that the
-    kernel reads from disks during that pass, show how warm the caches were. Raises the same errors as opening and
-    iterating a VideoLoader.
+    kernel reads from disks during that pass, show how warm the caches were. Raises the same errors as creating a
+    VideoLoader and iterating over it.
     """
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
@@ -235,14 +235,14 @@ class _Mark:
         return _Mark(time.perf_counter(), loader.stats(), time.process_time(), workers)
 
     def worker_cpu_since(self, start: _Mark) -> float | None:
-        """Return the CPU seconds of the workers since `start`, or None if the kernel does not report them."""
+        """Return the CPU seconds that workers have used since `start`, or None if the kernel does not report them."""
         if self.worker_cpu_seconds is None or start.worker_cpu_seconds is None:
             return None
         return self.worker_cpu_seconds - start.worker_cpu_seconds
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """Return the CPU seconds of a process with all its threads, or None if the kernel does not report them."""
+    """Return the CPU seconds that a process has used in all its threads, or None if the kernel does not report them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -23,10 +23,10 @@ _STARVED = 0.7  # CPU seconds per second of decoding below which other processes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRun:
-    """One pass over ranges of clips. Each range is read and verified against its checksum, but not decoded.
+    """Result of one pass over the store, in which byte ranges of clips are read and verified, but not decoded.
 
     num_bytes: number of bytes read.
-    num_stored_bytes: total size of these clips in bytes.
+    num_stored_bytes: total stored size of these clips, in bytes.
     num_bad: number of samples with a checksum mismatch.
     num_disk_bytes: number of bytes that the kernel read from disks during the pass; None if unknown.
     """
@@ -63,10 +63,10 @@ class BucketRun:
 class LoaderRun:
     """One run of a loader whose batches are discarded.
 
-    first_batch_seconds: time from the creation of the loader, with its dataset open, to the first batch.
+    first_batch_seconds: time from creating the loader (with its dataset already open) to the first batch.
         The other figures cover the time after the warm-up.
     fetch_seconds: wall time spent reading, summed over threads.
-    room: number of samples of the measured mean size that fit into prefetch_bytes at a time.
+    room: number of samples of the measured mean size that fit into prefetch_bytes at the same time.
     worker_cpu_seconds: CPU time of the workers; None if unknown.
     main_cpu_seconds: CPU time of this process; None if unknown.
     """
@@ -99,17 +99,17 @@ class LoaderRun:
 
     @property
     def decoders_busy(self) -> float:
-        """Share of the time during which decoders were working, from 0 to 1."""
+        """Fraction of the time that the decoders were busy, from 0 to 1."""
         return min(1.0, share(self.decode_seconds, max(1, self.num_workers) * self.seconds))
 
     @property
     def readers_busy(self) -> float:
-        """Share of the time during which threads were reading, from 0 to 1."""
+        """Fraction of the time that the reader threads were busy, from 0 to 1."""
         return min(1.0, share(self.fetch_seconds, self.num_fetch_threads * self.seconds))
 
     @property
     def main_busy(self) -> float | None:
-        """Share of one core that this process used, from 0 to 1, or None if unknown."""
+        """Fraction of one core that this process used, from 0 to 1, or None if unknown."""
         return None if self.main_cpu_seconds is None else min(1.0, share(self.main_cpu_seconds, self.seconds))
 
     @property
@@ -119,14 +119,14 @@ class LoaderRun:
 
     @property
     def cpu_seconds(self) -> float | None:
-        """CPU seconds of all processes of the run, or None if unknown."""
+        """CPU seconds that all of the run's processes used, or None if unknown."""
         if self.worker_cpu_seconds is None or self.main_cpu_seconds is None:
             return None
         return self.worker_cpu_seconds + self.main_cpu_seconds
 
     @property
     def cpu_per_decode(self) -> float | None:
-        """CPU seconds of the workers per second of decoding; below 1 if other processes used the cores."""
+        """CPU seconds that the workers used per second of decoding; below 1 if they had to wait for a core."""
         return None if self.worker_cpu_seconds is None else share(self.worker_cpu_seconds, self.decode_seconds)
 
 
@@ -144,7 +144,8 @@ class Need:
 
     num_workers: workers per rank, with `margin` added to the mean.
     heaviest_workers: workers per rank if all steps used `heaviest_bucket`, with the margin.
-    num_cores: cores for decoding and for the data work of the main processes of all local ranks, with the margin.
+    num_cores: cores needed for decoding and for data handling in the main processes of all local ranks, with the
+        margin.
     samples_per_second: total rate of all local ranks.
     unmeasured: buckets without a measured sample.
     fastest_step_seconds: shortest step that this machine and store can feed, with the margin.
@@ -260,7 +261,7 @@ def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
 
 
 def workers_for(busy_seconds: float, step_seconds: float, margin: float = MARGIN) -> int:
-    """Return the number of workers, at least 1, that can do `busy_seconds` of decoding per step, with a margin."""
+    """Return the number of workers (at least 1) needed for `busy_seconds` of decoding per step, with a margin."""
     # Rounded, because a floating-point error could add one more worker.
     return max(1, math.ceil(round((1 + margin) * busy_seconds / step_seconds, 9)))
 

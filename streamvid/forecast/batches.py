@@ -57,7 +57,7 @@ class PlannedBatch:
 
     step: index of the step in the epoch.
     keys: sample keys in batch order.
-    member_bytes: total size of the clips in the tars, in bytes.
+    member_bytes: total size, in bytes, of the batch's clips as stored in the tars.
     read_bytes: number of bytes that the loader reads for these clips.
     num_requests: number of requests if the store is an object store.
     num_repeats: number of repeated samples in the batch.
@@ -126,7 +126,7 @@ def _num_decoded(delivery: Delivery) -> int:
 
 
 def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
-    """Yield all batches as plain JSON, rank by rank, in delivery order."""
+    """Yield all batches as JSON-serializable mappings, rank by rank, in delivery order."""
     names = ("epoch", "step", "bucket_id", "keys", "member_bytes", "read_bytes", "num_repeats")
     for rank in range(run.num_ranks):
         for batch in planned_batches(set_up_run(dataset, run, rank), run.num_epochs):
@@ -149,7 +149,7 @@ class ReadSample:
 
 
 def sample_reads(setup: Setup) -> ReadSample:
-    """Return read statistics for the setup's rank, from batches at five positions of its first epoch."""
+    """Return read statistics for the setup's rank, measured on batches at five positions in its first epoch."""
     rows, found = IndexRows(), dict[int, PlannedBatch]()
     for place in range(_NUM_PLACES):
         plan, seen = setup.selection.epoch_plan(setup.selection.at_share(0, place / _NUM_PLACES)), 0

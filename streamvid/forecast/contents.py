@@ -52,7 +52,7 @@ class BucketContents:
 
 @dataclass(frozen=True, slots=True)
 class AddedColumns:
-    """User columns that one run of `streamvid annotate` added, and the size of their files in bytes."""
+    """User columns that one run of `streamvid annotate` added, and their total file size in bytes."""
 
     columns: tuple[str, ...]
     num_bytes: int
@@ -79,10 +79,10 @@ class DatasetContents:
     where: condition of the view, or None. Only samples that match the condition are counted.
     num_records: number of input rows.
     rejections: rejected input rows, except those whose files became samples in a later version.
-    stored_clips: (number of clips that are stored in several buckets, number of samples with these clips).
+    stored_clips: (number of clips that are stored in several buckets, number of samples that contain these clips).
     with_audio: number of samples with audio; None if these samples were not counted, because the dataset has no
         pictures, has more than MAX_COUNTED_SHARDS shards, or does not record which samples have audio.
-    columns: the user's own columns.
+    columns: columns that the user supplied.
     """
 
     url: str
@@ -154,7 +154,7 @@ def contents_of(dataset: Dataset) -> DatasetContents:
     """Return the contents of a dataset.
 
     The function reads the shard table, the rejections, and one column of the samples index. It reads more of the index
-    for a view, or if later versions may contain samples of rejected files.
+    for a view, or if later versions may contain samples from rejected files.
     """
     manifest, shards = dataset.manifest, dataset.shards
     chosen = filter_of_view(dataset)
@@ -197,7 +197,7 @@ def contents_of(dataset: Dataset) -> DatasetContents:
 
 
 def _rejections(dataset: Dataset) -> Iterator[RejectedRow]:
-    """Yield the rejections, except for files that had no samples at the time of rejection, but have samples now."""
+    """Yield the rejections, except for files that had no samples when they were rejected but have samples now."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -12,7 +12,7 @@ MAX_COSTS_BYTES = 16 << 20
 
 
 def read_costs(path: str | Path, name: str) -> CostTable:
-    """Read a JSON file with a CostTable.
+    """Read a JSON file that contains a CostTable.
 
     Raises ConfigError if the file is invalid. The message begins with `name` and the path.
     """

@@ -31,7 +31,7 @@ class TailCounts:
 
 @dataclass(frozen=True, slots=True)
 class StarvedBucket:
-    """Bucket that has samples but delivers none of them.
+    """Bucket that has samples, none of which is delivered.
 
     num_samples: number of available samples per epoch.
     """

@@ -91,7 +91,7 @@ class BucketScan:
     clip_bytes: Int64Array | None
 
     def sizes(self, shards: Int64Array, places: Int64Array) -> Int64Array:
-        """Return the clip sizes of samples in bytes, as int64.
+        """Return the samples' clip sizes in bytes, as int64.
 
         If only some shards were read, every size is the mean size.
         """

@@ -119,8 +119,8 @@ def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
         missing.append("num_frames (or fps and duration)")
     if missing:
         raise SourceError(
-            f"metadata {source} has no column for {', '.join(missing)}; its columns: {', '.join(names) or 'none'}. Add "
-            "these columns, or run `streamvid shard SOURCE DEST --dry-run`, which probes the files"
+            f"metadata {source} has no column for {', '.join(missing)}; its columns: {', '.join(names) or 'none'}. "
+            "Add the missing columns, or run `streamvid shard SOURCE DEST --dry-run`, which probes the files"
         )
     if video_column is None:
         source_column = usual_column(names, VIDEO_COLUMNS)

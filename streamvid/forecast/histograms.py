@@ -35,7 +35,7 @@ class Histogram:
 
     name: index column or figure, such as "duration_seconds" or "user.motion".
     label: human-readable name, with the unit.
-    edges: bounds of the bins in ascending order, one more than there are bins; empty if there are no values.
+    edges: bounds of the bins in ascending order, one more than the number of bins; empty if there are no values.
     counts: number of values per bin.
     num_missing: number of samples without a value.
     """
@@ -219,7 +219,8 @@ def _histogram(name: str, label: str, parts: list[npt.NDArray[np.float32]]) -> H
 def _edges(values: npt.NDArray[np.float32]) -> Floats:
     """Return the bounds of the bins.
 
-    Integers in a small range get one bin each. Other values get bins of equal width or of equal ratio.
+    Integers in a small range get one bin each. Other values get bins of equal width, or bins whose bounds have a
+    constant ratio.
     """
     low, high = float(values.min()), float(values.max())
     if high - low < _NUM_BINS and not (values % 1).any():

@@ -54,7 +54,7 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """Work of the busiest rank in an epoch.
+    """Work that the busiest rank does in an epoch.
 
     gpu_seconds: GPU time, or None if step costs were not measured.
     """
@@ -108,9 +108,10 @@ def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory in bytes.
+    """Host memory that a run needs, in bytes.
 
-    ring_bytes_yuv420p: ring size for yuv420p frames, or None if a bucket has an odd side or no bucket has pictures.
+    ring_bytes_yuv420p: ring size for yuv420p frames, or None if a bucket has an odd width or height, or if no bucket
+        has pictures.
     """
 
     ring_bytes: int

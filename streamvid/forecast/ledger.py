@@ -30,7 +30,7 @@ MAX_DIFFERENCES = 1000
 """Maximum number of differences that a report lists. All differences are counted."""
 
 _OTHER_DATA = (
-    "the ledger belongs to other data: {}. Pass the datasets and versions that the run used, in the order in which "
+    "the ledger belongs to different data: {}. Pass the datasets and versions that the run used, in the order in which "
     "its loader received them"
 )
 _DIGITS = 12  # of a fingerprint in a message
@@ -101,13 +101,13 @@ class _Findings:
 
 
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
-    """Compare the counted deliveries with the plan, and the start of each attempt with the end of the previous attempt.
+    """Verify that the counted deliveries match the plan, and that each attempt begins where the previous attempt ended.
 
-    The start of an attempt is not compared if later attempts replace all of its deliveries, because the previous
+    The start of an attempt is not verified if later attempts replace all of its deliveries, because the previous
     attempt may have been replaced too. Memory does not grow with the ledger.
 
     datasets: the datasets of the run, in the order in which its loader received them.
-    Raises SourceError if the ledger belongs to other datasets. Also raises the same errors as VideoLoader.
+    Raises SourceError if the ledger belongs to different datasets. Also raises the same errors as VideoLoader.
     """
     findings, versions = _Findings(), [_Versions(dataset) for dataset in datasets]
     total, done = sum(attempt.num_ranks for attempt in attempts), 0
@@ -140,9 +140,9 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
 
 
 def _planned_selection(attempt: Attempt, versions: Sequence[_Versions]) -> Selection:
-    """Return the inputs of the plan that an attempt used.
+    """Return the inputs for the plan that an attempt used.
 
-    Raises SourceError if the run used other datasets.
+    Raises SourceError if the run used different datasets.
     """
     setup, earlier = _planned_setup(attempt, attempt.plan, versions), attempt.plan.get("earlier")
     return (setup if earlier is None else after(setup, _planned_setup(attempt, earlier, versions))).selection
@@ -192,7 +192,7 @@ class _Versions:
 
     @cached_property
     def _kept(self) -> Mapping[str, Manifest]:
-        """Mapping from samples fingerprint to the newest version with this fingerprint.
+        """Mapping from each samples fingerprint to the newest version that has it.
 
         The history is read only once, because a run may have followed many versions.
         """
@@ -202,7 +202,7 @@ class _Versions:
         return found
 
     def with_samples(self, fingerprint: str) -> Dataset:
-        """Return the version with this samples fingerprint. Raises SourceError if no version has it."""
+        """Return the version with this samples fingerprint. Raises SourceError if no such version exists."""
         mine = self.dataset.manifest.fingerprints.samples
         if mine == fingerprint:
             return self.dataset
@@ -230,7 +230,7 @@ def _check_start(
 ) -> None:
     """Verify that an attempt began at a position that the earlier attempt reached, so that no sample is lost.
 
-    An attempt with another version of the datasets must begin where an epoch of that version begins.
+    An attempt that uses a different version of the datasets must begin where an epoch of that version begins.
     """
     try:
         plan = _plan_of(selection, _last_start(earlier, attempt.start), attempt.start)
@@ -268,7 +268,7 @@ def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
 def _last_start(attempt: Attempt, before: Position) -> Cursor:
     """Return the last position before `before` at which an attempt began to use another version.
 
-    If versions have equal samples, a version change does not begin another attempt.
+    If two versions contain the same samples, changing from one to the other does not begin a new attempt.
     """
     loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
     begun = [
@@ -284,7 +284,10 @@ def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPla
     """Return the plan for the epoch of a later position, in a run that began at `cursor`."""
     plan = selection.plan(cursor)
     if position.epoch - cursor.epoch > _MAX_EPOCHS:
-        raise StateError(f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs after epoch {cursor.epoch}")
+        raise StateError(
+            f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs after epoch {cursor.epoch}, so its plan is not "
+            "computed"
+        )
     while plan.cursor.epoch < position.epoch:
         plan = selection.plan(plan.next_epoch())
     return plan

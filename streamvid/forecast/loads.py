@@ -26,8 +26,9 @@ _MAX_SAMPLES = 1 << 22
 class LoadSummary:
     """Loads in the first epoch: tokens per rank per step, totals by rank, and imbalance between ranks.
 
-    imbalance_tokens, imbalance_costs: mean over steps of (busiest rank / mean rank); 1.0 if all ranks are equal.
-    member_bytes_by_rank: total size of each rank's clips in the tars, in bytes, or None if sizes are unknown.
+    imbalance_tokens, imbalance_costs: load of the busiest rank divided by the mean load of all ranks, averaged over
+        steps; 1.0 if all ranks have equal loads.
+    member_bytes_by_rank: total size, in bytes, of each rank's clips as stored in the tars; None if sizes are unknown.
     is_estimate: True if only some steps were computed.
     bytes_are_estimate: True if only some steps were computed or clip sizes are not exact.
     """
@@ -49,7 +50,7 @@ class RankLoads:
     """Rank loads at the computed steps, which are all steps of an epoch or slices spread evenly over it.
 
     num_steps: number of steps in the epoch.
-    samples, tokens, costs: int64 with shape (computed steps, ranks). Costs are in the unit of the plan.
+    samples, tokens, costs: int64 with shape (computed steps, ranks). Costs are in the plan's unit.
     num_bytes: clip bytes of the computed steps, as int64 with shape (ranks,), or None if sizes are unknown.
     """
 
@@ -61,12 +62,12 @@ class RankLoads:
 
     @property
     def is_sampled(self) -> bool:
-        """True if only some steps were computed, so that totals of the epoch are extrapolated."""
+        """True if only some steps were computed, so that totals for the epoch are extrapolated."""
         return len(self.tokens) < self.num_steps
 
     @property
     def scale(self) -> float:
-        """Ratio of the epoch's steps to the computed steps."""
+        """Number of steps in the epoch divided by the number of computed steps."""
         return self.num_steps / max(1, len(self.tokens))
 
     @property
@@ -98,7 +99,7 @@ class RankLoads:
 
 
 def imbalance(loads: Int64Array) -> float:
-    """Return the mean over steps of (busiest rank / mean rank).
+    """Return the ratio of the busiest rank's load to the mean load of all ranks, averaged over steps.
 
     loads: int64 with shape (steps, ranks).
     """
@@ -116,7 +117,10 @@ def rank_loads(
     costs: Mapping[str, int],
     clip_bytes: ClipBytes | None = None,
 ) -> RankLoads:
-    """Return the loads of the plan's epoch. Compute only some of its steps if computing all would take too long."""
+    """Return the loads for the plan's epoch.
+
+    Only some of the epoch's steps are computed if computing every step would take too long.
+    """
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))
     samples: list[list[int]] = []

@@ -61,7 +61,7 @@ UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-f
 def forecast_metadata(
     source: Path, run: PlannedRun, config: BucketConfig, video_column: str | None = None
 ) -> RunForecast:
-    """Return the forecast for a run on the media files in `source`, sharded into the buckets of `config`.
+    """Return the forecast for a run on the media files in `source`, sharded into the buckets in `config`.
 
     Raises SourceError if the metadata cannot be read, or if no row is assigned to a bucket.
     """
@@ -69,7 +69,7 @@ def forecast_metadata(
     found = assign_rows(facts.blocks(), config, run.options.seed)
     buckets = {name: found.buckets[name].bucket for name in found.counts}
     if not buckets:
-        raise SourceError(f"no row of {source} is assigned to a bucket: {_why(found)}")
+        raise SourceError(f"no row in {source} is assigned to a bucket: {_why(found)}")
     sizes = batch_sizes(list(buckets.values()), _sizes(run, config, buckets), run.max_tokens_per_batch, config.model)
     table = default_costs(buckets.values(), config.model)
     costs = (run.costs or table).costs(sizes)
@@ -121,7 +121,7 @@ def _summary(source: Path, facts: FactsFile, found: AssignedRows, rate: FrameRat
 
 
 def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
-    """Return the batch sizes of the run or, if the run sets none, the batch sizes of the bucket configuration."""
+    """Return the batch sizes that the run sets or, if it sets none, the batch sizes in the bucket configuration."""
     if run.max_tokens_per_batch is not None or isinstance(run.batch_size, int | Mapping):
         return run.batch_size if isinstance(run.batch_size, int | Mapping) else None
     return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None
@@ -191,7 +191,7 @@ class AssignedRows:
     num_dropped: number of videos in which some frames are dropped to reach the requested frame rate.
     fps_min: lowest frame rate of the videos; infinity if all rates are unknown.
     fps_max: highest frame rate of the videos; 0 if all rates are unknown.
-    num_groups: number of groups of rows with equal bucket choices.
+    num_groups: number of groups of rows that have the same possible buckets.
     max_bytes: size of the largest file in bytes; 0 if unknown.
     has_bytes: True if the metadata has a column of file sizes.
     frames_are_estimated: True if some frame counts were computed from duration and fps.
@@ -212,7 +212,7 @@ class AssignedRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Bucket id → number of assigned rows, sorted by id, without empty buckets."""
+        """Mapping from bucket id to number of assigned rows, sorted by id, without empty buckets."""
         return {name: found.drawn for name, found in sorted(self.buckets.items()) if found.drawn}
 
 

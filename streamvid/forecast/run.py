@@ -37,7 +37,9 @@ class PlannedRun:
     options: PlanOptions = option(default_factory=PlanOptions)
     num_epochs: int = option(1, flag="--epochs", help="Number of epochs.", minimum=1, maximum=1000)
     split: str = option("train", help="Dataset split to plan for.")
-    where: str | None = option(None, metavar="CONDITION", help="Condition on columns, as in VideoLoader(where=…).")
+    where: str | None = option(
+        None, metavar="CONDITION", help="Condition on columns that selects samples, as in VideoLoader(where=…)."
+    )
     costs: CostTable | None = None
     host: HostCosts = field(default_factory=HostCosts)
     prefetch_bytes: int = 256 * 2**20
@@ -52,8 +54,8 @@ class PlannedRun:
 class BucketShape:
     """Losses from fitting clips into one bucket, computed from the samples that were read.
 
-    crop_mean: mean cropped share of the picture; None if the index does not record cropping.
-    crop_max: maximum cropped share of the picture; None if the index does not record cropping.
+    crop_mean: mean share of the picture that is cropped; None if the index does not record cropping.
+    crop_max: maximum share of the picture that is cropped; None if the index does not record cropping.
     upscale_mean: mean upscaling factor; None if the index does not record upscaling.
     frames_unused_share: share of the clips' frames that one pass does not deliver.
     bytes_mean: mean size of a stored clip or source file, in bytes.
@@ -73,7 +75,7 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """Facts about the sealed dataset of a forecast.
+    """Facts about the sealed dataset for which a forecast was made.
 
     num_shards: bucket id → number of shards that the run uses.
     """
@@ -109,10 +111,10 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFacts:
-    """Facts about the metadata of a forecast.
+    """Facts about the metadata for which a forecast was made.
 
     columns: name of a fact → name of the column that contains it.
-    num_groups: number of groups of rows with equal bucket choices.
+    num_groups: number of groups of rows that have the same possible buckets.
     left_out: rows that are not assigned to a bucket, grouped by kind of reason, most frequent first.
     """
 
@@ -128,7 +130,7 @@ class MetadataFacts:
 class RunDetails:
     """Loads, memory and time for the first epoch.
 
-    estimates: estimates of time; None for metadata, because clip sizes are unknown.
+    estimates: time estimates; None for metadata, because clip sizes are unknown.
     """
 
     loads: LoadSummary
@@ -141,7 +143,7 @@ class RunForecast:
     """Forecast for a run.
 
     about: facts about the source.
-    input: interpretation of the source.
+    input: description of how the source was interpreted.
     shapes: bucket id → shape of the bucket; empty for a dataset without `details`.
     details: loads, memory and time; None if they were not requested, or if the run has no step.
     failure: error that the run would raise before its first step; None if the run has a step.
@@ -164,7 +166,7 @@ class RunForecast:
         return "dataset" if isinstance(self.about, DatasetFacts) else "metadata"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the forecast as plain JSON. The counts are at the top level, and `failure` is omitted."""
+        """Return the forecast as JSON-serializable values, with the counts at the top level and without `failure`."""
         value = asdict(self, dict_factory=_plain)
         del value["failure"]
         return {

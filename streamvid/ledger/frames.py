@@ -28,7 +28,7 @@ def frame(value: Any, *, is_compressed: bool) -> bytes:
 
 
 def read_frames(file: BinaryIO) -> Iterator[Any]:
-    """Yield the values of a file's frames, up to the end or to the first incomplete or damaged frame (SAFE-1)."""
+    """Yield the value in each frame of a file, up to the first incomplete or damaged frame (SAFE-1)."""
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
         num_bytes, checksum = _HEAD.unpack(head)
         if not 0 < num_bytes <= MAX_STORED_BYTES:
@@ -47,7 +47,7 @@ def read_frames(file: BinaryIO) -> Iterator[Any]:
 
 
 def _opened(stored: bytes) -> bytes | None:
-    """Return the JSON text of stored bytes, or None if the text is too long or the bytes are of an unknown kind."""
+    """Return the JSON text in stored bytes, or None if the text is too long or the bytes are of an unknown kind."""
     if stored[:1] == _RAW:
         return stored[1:]
     if stored[:1] != _ZLIB:

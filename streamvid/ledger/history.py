@@ -29,7 +29,10 @@ from streamvid.ledger.sessions import SESSION_FILE, ranks_in, session_folder, se
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive deliveries that one rank made in one loop and that count, from `start` to `until` (exclusive)."""
+    """Consecutive deliveries from one rank in one loop, none of them replaced later.
+
+    The deliveries are at positions from `start` to `until` (exclusive).
+    """
 
     log: RankLog
     loop: LoggedLoop
@@ -47,7 +50,7 @@ class Attempt:
     plan: values that determine the plan, as JSON; see LedgerWriter.begin.
     cursor: position at which the sessions began.
     logs: rank → the rank's logs, in the order of the sessions.
-    until: position at which a later attempt begins to replace the deliveries; END for the last attempt.
+    until: position at which a later attempt begins to replace this attempt's deliveries; END for the last attempt.
     """
 
     number: int
@@ -73,7 +76,7 @@ class Attempt:
         return sum(loop.num_batches for logs in self.logs.values() for log in logs for loop in log.loops)
 
     def stretches(self, rank: int) -> list[Stretch]:
-        """Return a rank's counted deliveries, in order."""
+        """Return a rank's deliveries that were not replaced later, in order."""
         logs = self.logs.get(rank, ())
         if self.until == END:
             logs = logs[-1:]
@@ -88,7 +91,7 @@ class Attempt:
         return found
 
     def batches(self, rank: int) -> Iterator[tuple[RankLog, LoggedBatch, bool]]:
-        """Yield (log, batch, whether the batch counts) for every logged batch of a rank."""
+        """Yield (log, batch, True if the batch was not replaced later) for every batch in a rank's logs."""
         stretches = {(one.log.session, one.loop.number): one for one in self.stretches(rank)}
         for log in self.logs.get(rank, ()):
             for loop, batches in log.by_loop():
@@ -113,7 +116,7 @@ def _is_in(stretch: Stretch, batch: LoggedBatch) -> bool:
 def read_history(folder: Path) -> tuple[Attempt, ...]:
     """Return the attempts recorded in a ledger, in order.
 
-    Raises SourceError if the folder is not a ledger, or if the plan of a session cannot be read.
+    Raises SourceError if the folder is not a ledger, or if a session's plan cannot be read.
     """
     try:
         numbers = session_numbers(folder)
@@ -149,7 +152,7 @@ def _attempts(folder: Path, numbers: list[int]) -> list[Attempt]:
 
 
 def _with_ends(attempts: list[Attempt]) -> tuple[Attempt, ...]:
-    """Return the attempts with the positions at which later attempts begin to replace them."""
+    """Return the attempts with `until` set in each: the position at which a later attempt begins to replace it."""
     found: list[Attempt] = []
     until = END
     for one in reversed(attempts):

@@ -22,7 +22,7 @@ class LoggedLoop:
 
     number: index of the loop in the log.
     ends: epoch → step after the loop's last batch in this epoch.
-    until: position at which a later loop of the same loader begins to replace the deliveries.
+    until: position at which a later loop of the same loader begins to replace this loop's deliveries.
     """
 
     number: int
@@ -69,7 +69,7 @@ class RankLog:
                     yield from several
 
     def url(self, dataset: int) -> str:
-        """Return the location of one of the loader's datasets, or its index as text if the log has no location."""
+        """Return the location of one of the loader's datasets, or its index as text if the location was not logged."""
         return self.urls[dataset] if 0 <= dataset < len(self.urls) else str(dataset)
 
     @cached_property

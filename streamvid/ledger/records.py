@@ -30,7 +30,8 @@ class LoggedSample(NamedTuple):
     visit: planned visit of the sample.
     start: position of the first frame on the view's frame grid; 0 for texts.
     stride: distance between frames, in positions on the view's frame grid; 0 for texts.
-    caption: caption that was drawn, such as "text", "text/2" (the third caption) or a column; "" for an empty text.
+    caption: name of the caption that was drawn, such as "text", "text/2" (the third caption) or a column name; "" for
+        an empty text.
     is_repeat: True for a repeat that the tail policy added.
     substituted_for: key of the planned sample, if it was bad and `key` replaced it.
     """
@@ -59,8 +60,8 @@ class LoopStart:
 
     cursor: position in the plan (`Cursor.to_json`).
     is_again: True if the same loader began the epoch again after a `break`. In this case, the loader's earlier
-        deliveries still count. Otherwise, a loop replaces all deliveries that begin at the position of the loop or
-        later, because the model was restored to that position.
+        deliveries still count. Otherwise, the loop replaces all deliveries at or after its position, because the model
+        was restored to that position.
     """
 
     cursor: Mapping[str, Any]
@@ -82,7 +83,7 @@ def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict
 
 
 def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
-    """Return one batch as JSON: number, epoch, step, and a row per sample.
+    """Return one batch as JSON: number, epoch, step, and one row per sample.
 
     Creating this record takes less time than creating a block of one batch.
     """
@@ -93,7 +94,7 @@ def block_record(number: int, batches: Sequence[LoggedBatch]) -> dict[str, Any]:
     """Return consecutive batches as JSON columns, which compress well.
 
     number: see `start_record`.
-    Except for the keys, a column whose values are all equal is replaced by that value.
+    If all values in a column other than the keys are equal, the record stores one value in place of the column.
     """
     samples = [sample for batch in batches for sample in batch.samples]
     columns = list(zip(*samples, strict=True)) or [()] * len(LoggedSample._fields)

@@ -32,7 +32,7 @@ def rank_file(session: Path, rank: int) -> Path:
 
 
 def tail_file(session: Path, rank: int) -> Path:
-    """Return the path of the file with a rank's last batches, which are not yet in the rank's log."""
+    """Return the path of the file that holds a rank's last batches, which are not yet in the rank's log."""
     return session / f"rank-{rank:05d}.tail"
 
 

@@ -24,9 +24,9 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 class LedgerWriter:
     """Log of the batches that one rank hands out, starting with a loader's first loop.
 
-    `add` appends a batch to the tail file, so that a killed process loses no batch. Every 1,024 samples, the batches of
-    the tail are appended to the log as one compressed block, and the tail is emptied. If the process is killed between
-    these two steps, readers find these batches in both files and count them once.
+    `add` appends a batch to the tail file, so that no batch is lost if the process is killed. Every 1,024 samples, the
+    batches in the tail file are appended to the log as one compressed block, and the tail file is emptied. If the
+    process is killed between these two steps, readers find these batches in both files and count them once.
 
     Raises StorageError if a file cannot be written.
     """
@@ -41,8 +41,8 @@ class LedgerWriter:
     def begin(self, plan: Mapping[str, Any], cursor: Mapping[str, Any], is_again: bool) -> None:
         """Log the start of a loop. See LoopStart for the arguments.
 
-        plan: values that determine the plan, as JSON, equal on all ranks. The first loop opens or joins a session. So
-            does the first loop after the plan changes, for example because a dataset has a new version.
+        plan: JSON values that determine the plan; equal on all ranks. The first loop, and the first loop after the plan
+            changes (for example, because a dataset has a new version), open or join a session.
         """
         described = json.dumps(dict(plan), sort_keys=True).encode()
         if self._log >= 0 and described != self._plan:

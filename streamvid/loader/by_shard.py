@@ -30,7 +30,7 @@ _OF_PLANS = {"accumulate", "groups", "num_epochs", "schedule", "shuffle", "split
 
 @dataclass(frozen=True)
 class ByShard:
-    """Delivery of a dataset shard by shard. Samples from all splits are delivered, without caption dropout.
+    """Shard-by-shard delivery of a dataset. Samples from all splits are delivered, without caption dropout.
 
     source: config of the dataset, with an open Dataset as its URL.
     options: VideoLoader's arguments, except for batch sizes and for arguments that only select, order or distribute
@@ -50,13 +50,16 @@ class ByShard:
         """Create the delivery from VideoLoader's arguments.
 
         Arguments that only select, order or distribute samples are ignored, and so are the dataset's view and filter.
-        Raises ConfigError for more than one dataset, a dataset of texts, or invalid batch sizes.
+        Raises ConfigError for more than one dataset, a dataset that contains only texts, or invalid batch sizes.
         """
         source, kept = sources[0], {name: value for name, value in options.items() if name not in _OF_PLANS}
         assert isinstance(source.url, Dataset)
         dataset = source.url.without_view()
         if len(sources) > 1:
-            raise ConfigError(f"dataset lists {len(sources)} datasets; encode each dataset separately")
+            raise ConfigError(
+                f"dataset lists {len(sources)} datasets, but only one dataset can be encoded at a time; encode each "
+                "dataset separately"
+            )
         if dataset.manifest.clips == "text":
             raise ConfigError(
                 f"dataset {dataset.url} contains only texts, which cannot be encoded; use a dataset of videos or images"
@@ -83,7 +86,7 @@ class ByShard:
     def batches(self, shard: ShardInfo, num_visits: int) -> Iterator[tuple[list[str], list[Batch | None]]]:
         """Yield (keys, batches): the keys of consecutive samples, and one batch of these samples per visit.
 
-        Samples with `is_repeat` replace bad samples (BAD-1). A batch is None if its samples and all later samples of
+        Samples with `is_repeat` replace bad samples (BAD-1). A batch is None if its samples and all later samples in
         the shard are bad. Raises SampleError if a shard has more bad samples than max_bad_fraction allows.
         """
         keys, first = self.dataset.samples(shard, ["key"]).column("key").to_pylist(), 0
@@ -97,9 +100,9 @@ class ByShard:
                 first = last
         if len(keys) - first > allowed:
             raise SampleError(
-                f"{self.dataset.url}: all {len(keys) - first} samples of {shard.path} from {keys[first]} onward are "
-                f"bad, more than limits.max_bad_fraction={limits.max_bad_fraction} allows; copy the dataset again, "
-                "or raise limits.max_bad_fraction"
+                f"{self.dataset.url}: all {len(keys) - first} samples in {shard.path} from {keys[first]} onward are "
+                f"bad, which is more than limits.max_bad_fraction={limits.max_bad_fraction} allows; copy the dataset "
+                "again, or raise limits.max_bad_fraction"
             )
         if first < len(keys):
             yield keys[first:], [None] * num_visits

@@ -42,7 +42,7 @@ def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGrou
 def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> list[tuple[int, Any]]:
     """Gather `value` from all processes that compare their plans, in a collective operation.
 
-    Return (rank, value) for each of these processes. Values are plain JSON.
+    Return (rank, value) for each of these processes. Values must be JSON-serializable.
 
     groups: process groups whose plans are compared; None if this process does not compare its plan.
     Raises ConfigError if the ranks cannot communicate.
@@ -51,7 +51,7 @@ def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> lis
         if world.num_ranks > 1:
             raise ConfigError(
                 f"schedule.follow=True with {world.num_ranks} ranks requires communication between the ranks, so that "
-                "all of them continue in the same version; call torch.distributed.init_process_group before the "
+                "all of them continue with the same versions; call torch.distributed.init_process_group before the "
                 "first loop and, if `world` differs from the ranks of torch.distributed, pass groups.process_group"
             )
         return [(world.rank, value)]
@@ -71,9 +71,10 @@ def check_equal_on_all_ranks(
     processes_per_rank: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Compare `identity` across the processes of `group` (None: all processes), which must all call this function.
+    """Compare `identity` across the processes in `group` (None: all processes), which must all call this function.
 
-    The values of `identity` are plain JSON. The function also compares num_ranks, and verifies that each rank
+    The values of `identity` must be JSON-serializable. The function also compares num_ranks, and verifies that each
+    rank
     from 0 to num_ranks - 1 has the same number of processes: `processes_per_rank`, if that argument is given. It does
     nothing if torch.distributed is not initialized.
 
@@ -151,7 +152,7 @@ class SharedBatchCheck:
 
     @property
     def is_first(self) -> bool:
-        """True in the first of the processes that share the rank's batches. This process reports for all of them."""
+        """True in the first of the processes that share the rank's batches. Only that process writes the ledger."""
         import torch.distributed as dist
 
         return dist.get_rank() == min(self._processes)
@@ -313,7 +314,9 @@ def _device_of(group: ProcessGroup) -> torch.device:
         return torch.device("cpu")
     if "cuda" in backends:
         return torch.device("cuda", torch.cuda.current_device())
-    raise ConfigError(f"groups: a process group with the backends {backends} cannot compare loaders; use gloo or nccl")
+    raise ConfigError(
+        f"groups: a process group with the backends {backends} cannot be used to compare loaders; use gloo or nccl"
+    )
 
 
 def _start_gather(mine: torch.Tensor, group: ProcessGroup) -> tuple[list[torch.Tensor], Any]:
@@ -344,5 +347,5 @@ def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = 
         raise LoaderError(
             f"the loaders of all processes could not be compared (time limit: {timeout_seconds:g} s): "
             f"{_first_line(error)}. A process of the group has ended, is stuck or never iterates over a loader; if a "
-            "process only starts slowly, let all other processes wait for it before they iterate"
+            "process only starts slowly, make all other processes wait for it before they iterate"
         ) from error

@@ -199,7 +199,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def batch_sizes(self) -> Mapping[str, int]:
-        """Bucket id → samples per rank per step."""
+        """Mapping from bucket id to samples per rank per step."""
         return self._selection.batch_sizes
 
     @property
@@ -209,7 +209,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """Values that determine the view of a visit, for each dataset, as JSON. Features must match them."""
+        """Values that determine the view of a visit, for each dataset, as JSON. Features must have the same values."""
         return self._setup.view_facts
 
     @property
@@ -289,7 +289,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._iterate(*self._start_run(end_epoch, is_again), end_epoch)
 
     def _start_run(self, end_epoch: int | None, is_again: bool = False) -> tuple[Pipeline, int]:
-        """Start a run up to `end_epoch`, or of one epoch if it follows versions. Return (pipeline, run number)."""
+        """Start a run up to `end_epoch`, or of one epoch if the loader follows versions. Return (pipeline, number)."""
         self._monitor.begin(self._setup, self._plan.cursor, is_again, self.stats)
         pipeline = self._open_pipeline()
         run, last = pipeline.stop(), self._plan.cursor.epoch + 1 if self._follows else end_epoch
@@ -310,7 +310,7 @@ class VideoLoader(UnsupportedProtocols):
             return self._plan.cursor_after(self._num_done)
         if self.split == "train":
             _log.warning(
-                "epoch %d begins again, although %d of its batches were not delivered; to continue an epoch "
+                "epoch %d begins again, although %d of its batches were not delivered; to continue the epoch "
                 "instead, call loader.load_state_dict(loader.state_dict()) before the loop",
                 self.epoch,
                 self.num_steps_left,
@@ -373,7 +373,7 @@ class VideoLoader(UnsupportedProtocols):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batches handed out, as JSON. After the same step, it is equal on all ranks."""
+        """Return the position after the last batch handed out, as JSON. It is equal on all ranks at the same step."""
         return make_state(self._plan, self._num_done, self._setup.belongs_to, self._setup.versions)
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
@@ -425,7 +425,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._arguments.plan.schedule.follow
 
     def _follow(self) -> None:
-        """If an epoch is about to begin and the loader follows versions, continue in the newest version."""
+        """If an epoch is about to begin and the loader follows versions, switch to the newest versions."""
         if not self._follows:
             return
         mix, is_due, self._is_due = self._selection.mix, self._is_due, False

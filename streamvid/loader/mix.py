@@ -95,7 +95,7 @@ class DataArguments:
 
 @dataclass(frozen=True)
 class Subset:
-    """Samples of a dataset that a loader uses: the samples of one split that pass a filter.
+    """Samples that a loader uses from one dataset: all samples in a split that pass a filter.
 
     shards: bucket id → shards that contain these samples, in plan order.
     counts: bucket id → number of these samples in each of the shards.
@@ -120,7 +120,7 @@ class Subset:
 
     @property
     def num_samples(self) -> int:
-        """Mean number of samples per pass. Samples in draw sets count with the probability that they are drawn."""
+        """Mean number of samples per pass. A sample in a draw set counts as its probability of being drawn."""
         return round(sum(map(self.samples_per_pass, self.counts), Fraction(0)))
 
     def samples_per_pass(self, bucket_id: str) -> Fraction:
@@ -182,7 +182,7 @@ class MixPart:
 
 @dataclass(frozen=True)
 class Mix:
-    """All datasets of a loader.
+    """All datasets in a loader.
 
     repeats: deliveries per sample per epoch, for each dataset.
     buckets: bucket id → bucket, for all datasets; see `_common_ids`.
@@ -222,7 +222,7 @@ class Mix:
         return all(part.dataset.is_numeric(part.columns[column]) for part in self.parts)
 
     def identity(self) -> list[dict[str, str | None]]:
-        """Return the properties of each dataset that determine the samples at its positions, as plain JSON."""
+        """Return the JSON-serializable properties of each dataset that determine the samples at its positions."""
         found = []
         for part, repeats in zip(self.parts, self.repeats, strict=True):
             chosen, fingerprint = part.subset.filter, part.dataset.manifest.fingerprints.samples
@@ -243,7 +243,7 @@ class SampleRequest:
     """One slot in a batch: a stored sample, and the number of its visit (see RandomChoices).
 
     shard: index of the shard in `part.subset.shards[bucket_id]`.
-    place: index of the sample among the samples of the shard that pass the part's filter.
+    place: index of the sample among the shard's samples that pass the part's filter.
     """
 
     part: MixPart
@@ -271,7 +271,7 @@ class SampleRequest:
 
 
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
-    """Yield (shard, place) of all possible substitutes for a bad sample, in the order in which they are tried (BAD-1).
+    """Yield (shard, place) for each possible substitute for a bad sample, in the order of the attempts (BAD-1).
 
     The other samples in the bad sample's shard come first, starting after the bad sample and wrapping around. The
     samples of the bucket's other shards follow, starting with the next shard and wrapping around.
@@ -296,11 +296,11 @@ def configs_of(datasets: object) -> list[DatasetConfig]:
     configs = [_config(one, "dataset" if several is not datasets else f"dataset[{n}]") for n, one in enumerate(several)]
     names = [config.name or str(number) for number, config in enumerate(configs)]
     if len(set(names)) < len(names):
-        raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig its own name")
+        raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig a unique name")
     weighted = sum(config.weight is not None for config in configs)
     if weighted not in (0, len(configs)):
         raise ConfigError(
-            f"dataset: {weighted} of {len(configs)} datasets have a weight; give a weight to all datasets or to none"
+            f"dataset: weight is set for {weighted} of {len(configs)} datasets; set it for all datasets or for none"
         )
     return configs
 
@@ -319,7 +319,7 @@ def open_configs(datasets: object, stores: Stores, versions: Sequence[int | None
 
 
 def can_change_version(config: DatasetConfig) -> bool:
-    """Return True if other versions can be opened, because the dataset was given as a URL without a version."""
+    """Return True if the dataset was given as a URL without a version, so that other versions can be opened."""
     return not isinstance(config.url, Dataset) and DatasetRef.parse(config.url).is_newest
 
 
@@ -346,7 +346,7 @@ def open_mix(
 ) -> Mix:
     """Open all datasets, but not their features.
 
-    model: rule for counting the tokens of weighted datasets.
+    model: rule for counting the tokens in weighted datasets.
     """
     configs = open_configs(data.dataset, stores, data.versions)
     buckets: dict[str, Bucket] = {}
@@ -414,8 +414,9 @@ def _repeats(
 def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str) -> dict[str, str]:
     """Return a mapping from a dataset's bucket ids to the loader's bucket ids, and add new buckets to `buckets`.
 
-    Buckets of different datasets with the same shape share an id, so that their samples mix within a batch. Buckets of
-    one dataset stay separate. An id that another shape already uses is replaced by an explicit id that names the size.
+    Buckets with the same shape in different datasets share an id, so that their samples mix within a batch. Buckets
+    within one dataset stay separate. An id that another shape already uses is replaced by an explicit id that names the
+    size.
     """
     common = {
         bucket.id: bucket.id for bucket in own if bucket.id in buckets and buckets[bucket.id].shape == bucket.shape
@@ -445,7 +446,7 @@ def _draws(
     counts: Mapping[str, npt.NDArray[np.int64]],
     chosen: Filter | None,
 ) -> dict[str, list[DrawSet]]:
-    """Return the draw sets of each bucket, for the selected shards only."""
+    """Return the draw sets in each bucket, for the selected shards only."""
     if not dataset.manifest.draws:
         return {}
     names = chosen.columns if chosen else ()
@@ -481,8 +482,8 @@ def _select(
     if not kept:
         everything = sum(int(table.num_samples[rows].sum()) for rows in mine.values())
         raise ConfigError(
-            f"where={where!r} matches none of the {everything} samples of split {split!r} in {dataset.url}; "
-            "relax the condition"
+            f"where={where!r} matches none of the {everything} samples in split {split!r} of {dataset.url}; relax the "
+            "condition"
         )
     return (
         {bucket_id: ShardRows(table, rows) for bucket_id, rows in kept.items()},

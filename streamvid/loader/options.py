@@ -35,7 +35,7 @@ class OutputOptions:
     )
     accuracy: Accuracy | None = option(
         None,
-        help="Accuracy of the conversion to RGB. `fast` is the default conversion of swscale, whose result is 1 to 3 "
+        help="Accuracy of the conversion to RGB. `fast` is the default conversion in swscale, whose result is 1 to 3 "
         "levels too dark. Cannot be combined with pixels='yuv420p'.",
         shown_default=(
             "exact for clips that are scaled anyway, otherwise fast; exact takes 1.4 to 1.6 times as much CPU"
@@ -61,7 +61,7 @@ class OutputOptions:
     metrics_port: int | None = option(
         None,
         help=(
-            "Base port of a Prometheus metrics endpoint; each rank listens on this port plus its local rank. "
+            "Base port of a Prometheus metrics endpoint; each rank listens on the base port plus its local rank. "
             "Requires the extra streamvid[metrics]."
         ),
         shown_default="STREAMVID_METRICS_PORT, otherwise no endpoint",
@@ -91,17 +91,17 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """Order of the delivered samples, and their number per epoch."""
+    """Order of the delivered samples, and number of samples per epoch."""
 
     window: int = option(16, help="Size of the shuffle window in shards, for shuffle=window.")
     order: Order = option(
         "mixed",
-        help="Order of steps. With `largest-first`, epoch 0 begins with one step of each bucket, in order of "
+        help="Order of steps. With `largest-first`, epoch 0 begins with one step for each bucket, in order of "
         "decreasing cost.",
     )
     shard_locality: int = option(
         64,
-        help="Number of consecutive samples of a step that are sorted by shard before they are assigned to ranks. "
+        help="Number of consecutive samples in a step that are sorted by shard before they are assigned to ranks. "
         "Higher values mean fewer requests per sample.",
     )
     costs: CostTable | None = option(
@@ -118,7 +118,8 @@ class ScheduleOptions:
     mix_by: MixBy = option("samples", help="Unit in which dataset weights are measured.")
     follow: bool = option(
         False,
-        help="Begin each epoch in the newest version of the datasets. If False, stay in the version that was opened.",
+        help="Begin each epoch with the newest version of each dataset. If False, keep using the versions that were "
+        "opened.",
     )
 
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ class LimitOptions:
 
     prefetch_bytes: int = option(
         DEFAULT_PREFETCH_BYTES,
-        help="Bytes of memory for decoded video, increased automatically if three of the largest batches need more.",
+        help="Memory for decoded video, in bytes. Increased automatically if three of the largest batches need more.",
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(
@@ -174,6 +175,6 @@ class ProcessGroups:
 
 
 def _check_folder(name: str, folder: object) -> None:
-    """Raise ConfigError if the value of an option is neither a local folder nor None."""
+    """Raise ConfigError if an option's value is neither a local folder nor None."""
     if folder is not None and (not isinstance(folder, str | Path) or "://" in str(folder)):
         raise ConfigError(f"{name}={folder!r}: must be the path to a local folder (not a URL), or None")

@@ -94,7 +94,7 @@ _COMPARED = frozenset({"temporal", "max_interval", "spatial", "spatial_scale", "
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Checked arguments of a loader, and the parts that are built from them.
+    """Validated arguments of a loader, and the objects built from them.
 
     numeric: columns that contain numbers in all datasets.
     compared_groups: groups of processes whose plans are compared; None for no comparison.
@@ -121,7 +121,7 @@ class Setup:
 
     @property
     def form(self) -> Mapping[str, Any]:
-        """Names and values, as JSON, of the options that determine a delivery. All ranks must have the same values."""
+        """Options that determine a delivery: JSON values by option name. All ranks must have the same values."""
         captions = [part.text.options for part in self.mix.parts]
         names = ("choice", "template", "prefix", "dropout", "part_dropout")
         return {
@@ -292,7 +292,7 @@ def _compared_groups(given: World | None, groups: ProcessGroups) -> ProcessGroup
 
 
 def uses_costs(options: PlanOptions) -> bool:
-    """Return whether the plan depends on the costs of steps."""
+    """Return whether the plan depends on step costs."""
     return options.sync == "cost" or options.order == "largest-first"
 
 

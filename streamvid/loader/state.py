@@ -24,7 +24,7 @@ _MAX_NAMED = 1000
 
 @dataclass(frozen=True, slots=True)
 class StateVersions:
-    """Versions of the datasets at a position. A state lists these versions, but can also be loaded with other versions.
+    """Dataset versions in use at a position. A state lists these versions, but can also be loaded with other versions.
 
     current: version of each dataset.
     carried: version of each dataset from which samples are still carried over; empty if no samples are carried over.
@@ -62,7 +62,8 @@ def make_state(
     versions: the current versions, and the versions of carried samples. The latter are omitted once all carried samples
         have been delivered.
 
-    The state's `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes at this share.
+    The state's `progress`, from 0 to 1, is the share of the epoch that is done. `load_state_dict(state, force=True)`
+    resumes at this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
@@ -149,7 +150,7 @@ def read_state(
 
 
 def _check_state(state: Mapping[str, Any]) -> None:
-    """Raise StateError if a state was not made by this version of the library."""
+    """Raise StateError if this version of the library cannot read a state."""
     if not isinstance(state, Mapping):
         raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
     for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
@@ -157,8 +158,8 @@ def _check_state(state: Mapping[str, Any]) -> None:
             raise StateError(f"the loader state has no {name!r}; pass the mapping that state_dict() returned")
         if state[name] != readable:
             raise StateError(
-                f"{name}={state[name]!r} in the loader state: only {readable} can be read; resume with the streamvid "
-                "version that saved the state, or start without the state"
+                f"{name}={state[name]!r} in the loader state: must be {readable} for this version of streamvid; "
+                "resume with the streamvid version that saved the state, or start without the state"
             )
 
 
@@ -199,9 +200,9 @@ def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return a mapping of the values that determine a plan, so that processes can compare them, without the rank.
+    """Return the values that determine a plan, except the rank, as a mapping that processes can compare.
 
-    Causes come before their effects, so that a comparison names the causes first. Values are plain JSON.
+    Causes come before their effects, so that a comparison names the causes first. Values are JSON-serializable.
     """
     return {
         "plan_version": PLAN_VERSION,

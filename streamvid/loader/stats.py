@@ -60,7 +60,7 @@ class LoaderStats:
     ring_batches: number of batches that now have memory in the ring (being filled, ready, or held by the caller).
     last: statistics on the last batch alone, when it was handed over; `seconds` counts from the previous handover.
     store, cache: this process's requests to object stores, and its use of the cache; each is None if unused.
-    wait_counts: number of waits for a batch in each class of WAIT_BOUNDS.
+    wait_counts: number of waits for a batch, in each of the classes that WAIT_BOUNDS defines.
     resources: the loader's decoders and threads; None in `last`.
     """
 
@@ -131,7 +131,7 @@ class LoaderStats:
         return replace(self, **sums, work=self.work.plus(other.work, sign), wait_counts=counts)
 
     def since(self, earlier: LoaderStats) -> LoaderStats:
-        """Return the sums for the interval since `earlier`, a previous result of the same loader."""
+        """Return the sums since `earlier`, a previous result from the same loader."""
         return self.plus(earlier, sign=-1)
 
     def figures(self) -> dict[str, float]:

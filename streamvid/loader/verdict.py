@@ -39,7 +39,7 @@ assert set(LIMITS) == set(get_args(Limit))
 class Setting:
     """Run conditions that affect the advice.
 
-    clips: storage form of the clips, "copy" or "native".
+    clips: form in which the clips are stored, "copy" or "native".
     """
 
     num_cores: int
@@ -50,7 +50,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Decoders and reading threads of a loader, and the conditions under which the loader runs."""
+    """Decoders and reader threads of a loader, and the conditions under which the loader runs."""
 
     num_workers: int
     num_fetch_threads: int
@@ -61,8 +61,8 @@ class Resources:
 class Usage:
     """Shares of the time, from 0 to 1, during which the parts of a loader were busy.
 
-    cores_busy: share of all available cores; None if unknown.
-    room: number of samples that fit into prefetch_bytes at a time; None if unknown.
+    cores_busy: share for all available cores together; None if unknown.
+    room: number of samples that fit into prefetch_bytes at the same time; None if unknown.
     held_up: part → seconds during which the caller waited because of that part; empty if unknown.
     """
 

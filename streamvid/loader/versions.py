@@ -31,14 +31,14 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LoaderArguments:
-    """All arguments of a VideoLoader, kept to set the loader up again with other versions of its datasets."""
+    """All arguments of a VideoLoader, kept so that it can be set up again with other versions of its datasets."""
 
     data: DataArguments
     plan: PlanArguments
     delivery: DeliveryArguments
 
     def set_up(self, versions: Sequence[int | None] = (), stores: Stores | None = None) -> Setup:
-        """Return the setup with these versions of the datasets. Raises the same errors as `setup.set_up`.
+        """Return the setup for these versions of the datasets. Raises the same errors as `setup.set_up`.
 
         stores: open stores from an earlier setup.
         """
@@ -65,7 +65,7 @@ class LoaderArguments:
     def resumed(self, setup: Setup, state: Mapping[str, Any], force: bool) -> tuple[Setup, Cursor]:
         """Return the setup and the position for a state.
 
-        The setup is `setup` itself if it has the same samples as the state.
+        The result contains `setup` itself if its datasets have the samples that the state records.
 
         Raises StateError if the state is invalid, belongs to another plan, or is from a version that was deleted. With
         `force`, such a state is used as an approximate position in `setup`.
@@ -151,7 +151,7 @@ def followed(
 
 
 def start_in(new: Selection, plan: AnyPlan) -> Cursor:
-    """Return the position at which the epoch of `plan`, a plan of the previous version, begins in a new version."""
+    """Return the position at which the epoch of `plan`, a plan for the previous version, begins in a new version."""
     epoch, places = plan.cursor.epoch, plan.cursor.positions
     carries = plan.options.tail_rule.carries
     carried = {name: place for name, place in places.items() if carries and place < plan.start_of(name)}
@@ -164,7 +164,7 @@ def _announce(old: Setup, new: Setup, epoch: int) -> None:
         return
     for before, part in zip(old.mix.parts, new.mix.parts, strict=True):
         _log.info(
-            "epoch %d: %s continues in version %d with %d samples, after version %d with %d samples",
+            "epoch %d: %s switches to version %d (%d samples) from version %d (%d samples)",
             epoch,
             part.dataset.url,
             part.dataset.manifest.version,

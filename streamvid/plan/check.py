@@ -49,7 +49,7 @@ def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> N
         require_integer(f"batch_sizes[{name!r}]", size, 1, 1 << 20)
     if missing := sorted(counts.keys() - batch_sizes.keys()):
         raise ConfigError(
-            f"batch_sizes has no entry for these buckets of the dataset: {named(missing)}; add an entry for each"
+            f"batch_sizes has no entry for these buckets in the dataset: {named(missing)}; add an entry for each"
         )
     if unknown := sorted(batch_sizes.keys() - counts.keys()):
         raise ConfigError(
@@ -71,7 +71,7 @@ def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mappi
 
 
 def check_cursor(cursor: Cursor, streams: Mapping[str, object]) -> None:
-    """Raise StateError for a position in a bucket that the dataset does not contain."""
+    """Raise StateError if the cursor has a position in a bucket that the dataset does not contain."""
     foreign = sorted(cursor.positions.keys() - streams.keys())
     if foreign:
         raise StateError(

@@ -48,11 +48,11 @@ _DEPENDENT = Fraction(1, 10**9)  # below this share of their length, columns cou
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Table that predicts how many nanoseconds a training step takes, from its bucket and batch size.
+    """Table that predicts the duration of a training step, in nanoseconds, from the step's bucket and batch size.
 
     tokens: bucket id → number of tokens per sample.
     constant, per_token, per_pair: coefficients of the cost formula (see cost.py), in attoseconds.
-    measured: (bucket id, batch size) → nanoseconds, which replace the prediction.
+    measured: (bucket id, batch size) → measured nanoseconds, used in place of the prediction.
     Raises ConfigError for invalid values.
     """
 
@@ -172,8 +172,8 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
 
     A class contains the buckets that cost at most `tolerance` more than the cheapest bucket of the class.
     costs: bucket id → cost, an integer of at least 1.
-    tolerance: allowed difference as a share of the lowest cost in the class, from 0 to 10.
-    Raises ConfigError for other values.
+    tolerance: allowed difference as a multiple of the lowest cost in the class, from 0 to 10.
+    Raises ConfigError for invalid values.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
         raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 10, such as 0.1 for 10%")
@@ -210,7 +210,7 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 
 
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
-    """Return the non-negative coefficients that minimize the sum of (prediction / value - 1)**2.
+    """Return the non-negative coefficients that minimize the sum of (prediction / value - 1)**2 over all rows.
 
     The function tries all subsets of nonzero coefficients.
 
@@ -254,7 +254,9 @@ def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
 
 def _tokens_of(buckets: Iterable[Bucket], model: ModelRule | None) -> dict[str, int]:
     if not isinstance(buckets, Iterable):
-        raise ConfigError(f"buckets={buckets!r}: must be streamvid.Bucket objects, such as loader.buckets")
+        raise ConfigError(
+            f"buckets={buckets!r}: must be an iterable of streamvid.Bucket objects, such as loader.buckets"
+        )
     tokens = {}
     for number, bucket in enumerate(buckets):
         if not isinstance(bucket, Bucket):

@@ -37,7 +37,7 @@ _PHASE_BITS = 20
 
 @dataclass(frozen=True, eq=False)
 class DrawSet:
-    """Draw set as seen by one of its buckets.
+    """Set of clips that are stored in several buckets, as one of these buckets uses it.
 
     name: hash of the set's name, the same in all of its buckets.
     weights: probabilities of the buckets, in units of 1 / UNIT. UNIT minus their sum is the probability, in the same
@@ -60,7 +60,7 @@ class DrawSet:
 
     @property
     def probability(self) -> Fraction:
-        """Probability that a clip of the set is drawn for this bucket in a pass."""
+        """Probability that a pass draws this bucket for a clip in the set."""
         return Fraction(self.weights[self.member], UNIT)
 
 
@@ -95,7 +95,7 @@ def draw_sets(
 class _Drawn:
     """Samples selected for a pass: `sizes[i]` samples from shard i.
 
-    If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples are used, starting at position `firsts[i]`.
+    If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples are used starting at position `firsts[i]`.
     """
 
     sizes: Int64Array
@@ -215,9 +215,9 @@ def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 def _labels_of(
     base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
 ) -> list[Int64Array]:
-    """Return the label counts in stretches of a pass that has `total` slots and starts at `base`.
+    """Return the label counts for stretches of a pass that has `total` slots and starts at `base`.
 
-    Stretches wrap around.
+    A stretch that reaches the end of the pass continues at the start of the pass.
     """
     direct = np.minimum(sizes, total - firsts)
     ends, starts, rest = (_labels_after(base, slots, weights) for slots in (firsts + direct, firsts, sizes - direct))

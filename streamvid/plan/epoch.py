@@ -43,10 +43,11 @@ _STEP_ORDER = 3  # keeps this use of the seed apart from others
 class EpochPlan:
     """Plan for all ranks, from a cursor to the end of the cursor's epoch.
 
-    sources: the datasets or, for a single dataset, bucket id → number of samples per shard, in manifest order.
-    batch_sizes: bucket id → number of samples per rank per step, for exactly the buckets of the datasets.
-    costs: bucket id → predicted cost of a batch in any unit; required by sync="cost" and order="largest-first".
-    Raises ConfigError for invalid arguments and StateError if the cursor belongs to another dataset.
+    sources: the datasets or, for a single dataset, a mapping from bucket id to the number of samples in each shard, in
+        manifest order.
+    batch_sizes: bucket id → number of samples per rank per step, for exactly the buckets in the datasets.
+    costs: bucket id → predicted cost of a batch, in any unit; required by sync="cost" and order="largest-first".
+    Raises ConfigError for invalid arguments and StateError if the cursor belongs to a different dataset.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class EpochPlan:
 
     @property
     def batch_sizes(self) -> Mapping[str, int]:
-        """Bucket id → number of samples per rank per step."""
+        """Mapping from bucket id to number of samples per rank per step."""
         return self._batch_sizes
 
     def stream(self, bucket_id: str) -> MixedStream:
@@ -196,7 +197,8 @@ class EpochPlan:
     def check(self, num_epochs: int | None = 1) -> None:
         """Raise PlanError if no bucket fills a step in `num_epochs` epochs, including the cursor's epoch.
 
-        num_epochs: None for an endless run. A cursor at the end of an epoch that had steps is not an error.
+        num_epochs: number of epochs to check; None for an endless run. A cursor at the end of an epoch that had steps
+            is not an error.
         """
         if self.num_steps or self.at(Cursor(self.cursor.epoch)).num_steps_left:
             return
@@ -221,8 +223,9 @@ class EpochPlan:
     def steps(self, start: int, stop: int, rank: int | None = None) -> list[Step]:
         """Return steps [start, stop), counted from the cursor and limited to `num_steps_left`.
 
-        Each call searches the order once, so request 256 steps or more at a time.
-        rank: rank whose part is returned; None for all ranks. With many ranks, computing one part is much cheaper.
+        Each call has a fixed overhead, so request at least 256 steps at a time.
+        rank: rank whose part is returned; None for all ranks. With many ranks, computing one part is much cheaper than
+            computing all parts.
         """
         ranks = range(self.num_ranks) if rank is None else range(rank, rank + 1)
         require_integer("start", start, 0)
@@ -277,7 +280,7 @@ class EpochPlan:
         return Cursor(self.cursor.epoch + 1, positions)
 
     def start_of(self, bucket_id: str) -> int:
-        """Return the position at which the epoch's own samples begin in a bucket."""
+        """Return the position at which the epoch's own samples begin in a bucket, after any carried samples."""
         return self._streams[bucket_id].boundary(self.cursor.epoch)
 
     def end_of(self, bucket_id: str) -> int:

@@ -38,7 +38,7 @@ _CHUNK = 1 << 15
 
 
 def hash_text(text: str) -> int:
-    """Return a 64-bit number for a string: the first 8 bytes of its SHA-256, big-endian."""
+    """Return a 64-bit number for a string: the first 8 bytes of its SHA-256 digest, as a big-endian integer."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
@@ -80,7 +80,7 @@ def hash_below(n: int, *parts: int) -> int:
 def permute(positions: IntArray, sizes: IntArray, keys: IntArray) -> npt.NDArray[np.int64]:
     """Map each position through the permutation of range(size) that its key selects. Return a broadcast int64 array.
 
-    Positions are in [0, size), and sizes are at most 2**62. Memory is O(len(positions)), whatever the sizes.
+    Positions are in [0, size), and sizes are at most 2**62. Memory use is O(len(positions)), regardless of the sizes.
     """
     shape = np.broadcast_shapes(positions.shape, sizes.shape, keys.shape)
     places, bounds, seeds = (np.broadcast_to(part, shape).ravel() for part in (positions, sizes, keys))
@@ -111,9 +111,9 @@ def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UIn
 
 
 def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
-    """Apply the network once over the smallest power of two that is at least the size.
+    """Apply the Feistel network once to places below the smallest power of two that is at least the size.
 
-    Fewer than half of the results are too large.
+    Fewer than half of the results are outside the range of the permutation.
     """
     num_high = num_bits >> np.uint64(1)
     num_low = num_bits - num_high

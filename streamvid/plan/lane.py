@@ -58,7 +58,7 @@ class Lane:
         return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
 
     def track(self, first_keys: Mapping[str, float]) -> Track:
-        """Return the lane as a track.
+        """Return the lane's steps as a track, from which their order in the epoch is computed.
 
         first_keys: bucket id → key of the first step, for order="largest-first".
         """

@@ -59,7 +59,7 @@ class PlanSource:
     def stream(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions) -> BucketStream:
         """Return the dataset's stream for one bucket.
 
-        shard_sizes: the bucket's counts in `num_samples`.
+        shard_sizes: the bucket's entry in `num_samples`.
         """
         if self.draws.get(bucket_id):
             return DrawnStream(bucket_id, shard_sizes, options, self.seed, self.draws[bucket_id])
@@ -71,7 +71,7 @@ class PlanSource:
 
 
 class MixedStream:
-    """Stream of one bucket's samples by position, over all datasets that contain the bucket."""
+    """Stream of one bucket's samples, addressed by position, from all datasets that contain the bucket."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MixedStream:
     ) -> None:
         """Create the stream.
 
-        shard_sizes: source index → number of samples per shard of this bucket.
+        shard_sizes: source index → number of samples in each of this bucket's shards.
         """
         self._hash = hash_text(bucket_id)
         self._seed, self._is_shuffled = options.seed, options.shuffle != "none"

@@ -31,7 +31,7 @@ class PlanOptions:
     order: order of the steps, "mixed" or "largest-first". The latter begins epoch 0 with the first step of each bucket
         (with sync="cost", of each class of buckets), costliest first.
     accumulate: number of steps per optimizer step. The number of steps in an epoch is a multiple of this value.
-    shard_locality: number of consecutive samples of a step that are sorted together by shard, within each dataset,
+    shard_locality: number of consecutive samples in a step that are sorted together by shard, within each dataset,
         before they are assigned to ranks. 1 disables sorting.
     """
 
@@ -70,5 +70,5 @@ class PlanOptions:
         return TAIL_RULES[self.tail]
 
     def order_key(self) -> dict[str, int | str]:
-        """Return the options that determine the meaning of a position. A state is valid for plans with an equal key."""
+        """Return the options that determine the meaning of a position. A state is valid for plans with the same key."""
         return {"seed": self.seed, "shuffle": self.shuffle, "window": self.window}

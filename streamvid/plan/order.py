@@ -30,7 +30,7 @@ _ROUNDING = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One track of steps (see order.py).
+    """Sequence of steps that is spread over the whole epoch (see order.py).
 
     first_key: key of step 0, below all other keys; None for the usual key.
     """

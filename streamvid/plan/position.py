@@ -17,7 +17,7 @@ MAX_POSITION = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Data-parallel rank. Processes that share a batch (sequence, tensor or context parallel) share a rank."""
+    """Data-parallel rank. Processes that share a batch (sequence, tensor or context parallelism) share a rank."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -71,7 +71,7 @@ class Cursor:
         """Create a cursor from the result of `to_json`. Raises StateError if the value is invalid."""
         if not isinstance(state, Mapping) or set(state) - {"phase", "carried"} != {"epoch", "positions", "step"}:
             raise StateError(
-                f"cursor={reprlib.repr(state)}: must have the keys epoch, positions and step, may have phase "
-                "and carried, and must have no other keys; use the result of Cursor.to_json"
+                f"cursor={reprlib.repr(state)}: must have the keys epoch, positions and step, optionally phase and "
+                "carried, and no other keys; use the result of Cursor.to_json"
             )
         return cls(state["epoch"], state["positions"], state.get("phase", 0), state["step"], state.get("carried", {}))

@@ -21,7 +21,7 @@ from streamvid.plan.tail import TailRule
 
 @dataclass(frozen=True, slots=True)
 class BucketReport:
-    """Counts of one bucket for the remainder of an epoch.
+    """Sample and step counts for one bucket in the remainder of an epoch.
 
     num_samples: number of stored samples in all datasets. All other counts begin at the cursor.
     num_steps: number of steps with this bucket. With sync="cost", where buckets share steps, it is the number of steps
@@ -48,7 +48,8 @@ class BucketReport:
     def num_epochs_to_step(self) -> int | None:
         """Number of epochs, including this one, until carried samples fill a step, or None if they never do.
 
-        The number assumes that every epoch delivers all samples of the bucket once and that buckets do not share steps.
+        The number assumes that every epoch delivers each of the bucket's samples once and that buckets do not share
+        steps.
         """
         if not (self.num_carried and self.num_samples):
             return None
@@ -56,13 +57,13 @@ class BucketReport:
 
     @property
     def is_starved(self) -> bool:
-        """True if samples of the bucket are available, but no sample of the bucket is delivered."""
+        """True if the bucket has available samples, but none of them is delivered."""
         return bool(self.num_available) and not self.num_delivered
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:
-    """The part of a bucket's stream that one epoch covers, and the run's position in the stream."""
+    """Part of a bucket's stream that one epoch covers, and the run's position in the stream."""
 
     bucket_id: str
     num_samples: int

@@ -108,7 +108,7 @@ class Draw:
     """Positions in one bucket, in rows. Each row is sorted in stretches; then the slice `mine` of the row is selected.
 
     positions: positions in the bucket's stream, with shape (rows, samples).
-    places: indices of the selected samples among all samples of the draft.
+    places: indices of the selected samples among all samples in the draft.
     visits_from: start of the range of visit numbers for repeats.
     """
 
@@ -218,7 +218,7 @@ def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: in
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
     """Return the indices that sort each row, with shape (rows, samples).
 
-    Samples change places only with samples of the same dataset.
+    Samples change places only with samples from the same dataset.
     """
     # Stable: among equal samples (repeats), the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
@@ -229,7 +229,10 @@ def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
 
 
 def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
-    """Return (ordinals, visits) per draw. Positions past the end of the block wrap into it as separate visits."""
+    """Return (ordinals, visits) for each draw.
+
+    Positions past the end of the block wrap around to its start and count as separate visits.
+    """
     wraps = [_wraps(draw) for draw in draws]
     each = zip(draws, wraps, strict=True)
     resolved = resolve([(draw.stream, draw.positions - wrap * draw.span.length) for draw, wrap in each])

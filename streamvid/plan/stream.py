@@ -49,7 +49,7 @@ class _Piece:
 
 
 class BucketStream:
-    """Stream of one bucket's samples by position. It caches the shard orders of recent passes."""
+    """Stream of one bucket's samples, addressed by position. It caches the shard orders of recent passes."""
 
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
         """Create the stream.
@@ -70,7 +70,7 @@ class BucketStream:
         return ordinals_of([(self, positions)])[0]
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return (shard indices, sample indices in the shards) for samples given by ordinal."""
+        """Return (shard indices, sample indices in the shards) for the samples with these ordinals."""
         # With another dtype, numpy would copy the sums.
         shards = np.searchsorted(self._starts, ordinals.astype(self._starts.dtype), side="right") - 1
         return shards, ordinals - self._starts[shards]
@@ -86,7 +86,7 @@ class BucketStream:
         return Fraction(1, 2)
 
     def begin(self, passes: Fraction | int) -> int:
-        """Return the position after `passes` passes, rounded to a sample."""
+        """Return the position after `passes` passes, rounded to a whole sample."""
         if isinstance(passes, int):
             return self.num_samples * passes
         return math.floor(self.num_samples * passes + Fraction(1, 2))
@@ -179,7 +179,7 @@ def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64A
 
 
 def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]]) -> list[IntArray]:
-    """Return the places of each part, permuted within their windows. A window is (start, size, key)."""
+    """Return the places of each part, permuted within their windows, which are given as (start, size, key)."""
     offsets = np.concatenate([(places - starts).ravel() for places, starts, _, _ in parts])
     sizes, keys = (np.concatenate([part[column].ravel() for part in parts]) for column in (2, 3))
     moved = np.split(permute(offsets, sizes, keys), np.cumsum([part[0].size for part in parts])[:-1])

@@ -19,7 +19,7 @@ class TailRule:
     carries: True if the next epoch starts with the remainder.
     pads: True if repeats fill the bucket's last step.
     has_final_step: True if the remainder is delivered in one more step per bucket, with smaller batches.
-    repeats: True if marked repeats make the batches of all ranks equal in size and complete the last group of
+    repeats: True if repeats, marked as such, make batches equal in size on all ranks and complete the last group of
         `accumulate` steps.
     """
 

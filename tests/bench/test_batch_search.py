@@ -86,7 +86,7 @@ def test_the_sizes_are_the_best_of_all_by_cost_and_memory(
 
 def test_what_does_not_run_with_one_sample_is_said_and_the_rest_is_kept() -> None:
     model = Model(memory=10_000, constant=0, per_pair=0)
-    with pytest.raises(ConfigError, match="not even one sample of bucket 832x480-81f fits in memory"):
+    with pytest.raises(ConfigError, match="not even one sample from bucket 832x480-81f fits in memory"):
         search_batch_sizes(model.step, SHAPES, clock=lambda: float(model.now))
     found = search_batch_sizes(model.step, SHAPES, base="832x480-17f", clock=lambda: float(model.now))
     assert found.too_large == ("832x480-81f",)

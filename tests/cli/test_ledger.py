@@ -40,7 +40,7 @@ def test_a_right_ledger_is_exit_code_0(ledger: Path, call: Call) -> None:
 
 def test_what_differs_is_exit_code_1(ledger: Path, tiny: Tiny, call: Call) -> None:
     done = call("ledger", "check", ledger, tiny.dataset)
-    assert done.returncode == 1 and "error: the ledger belongs to other data: " in done.stderr
+    assert done.returncode == 1 and "error: the ledger belongs to different data: " in done.stderr
     done = call("ledger", "check", ledger, tiny.dataset / "absent")
     assert done.returncode == 1 and "Traceback" not in done.stderr
 

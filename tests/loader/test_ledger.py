@@ -266,7 +266,8 @@ def test_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
     other = build_dataset(tmp_path / "ds", {SMALL: [5, 4, 3], TALL: [6, 4]})
     run(tmp_path / "ledger", dataset, 2)
     with pytest.raises(
-        SourceError, match=r"belongs to other data: samples_fingerprint of .* is '[0-9a-f]{12}', not '[0-9a-f]{12}'\."
+        SourceError,
+        match=r"belongs to different data: samples_fingerprint of .* is '[0-9a-f]{12}', not '[0-9a-f]{12}'\.",
     ):
         check(tmp_path / "ledger", other)
     session = tmp_path / "ledger" / "session-000001" / "session.json"

@@ -209,7 +209,7 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
         (lambda a, b: [DatasetConfig(a, num_repeats="x")], "num_repeats='x'"),
         (lambda a, b: [DatasetConfig(a, weight=-1)], "weight=-1"),
         (lambda a, b: [DatasetConfig(a, weight=1, num_repeats=2)], "cannot be combined with weight=1"),
-        (lambda a, b: [DatasetConfig(a, weight=1), b], "1 of 2 datasets have a weight"),
+        (lambda a, b: [DatasetConfig(a, weight=1), b], "weight is set for 1 of 2 datasets"),
         (lambda a, b: [DatasetConfig(a, name="x"), DatasetConfig(b, name="x")], "are not unique"),
         (lambda a, b: [DatasetConfig(a, captions={"dropout": 2})], "captions.dropout=2: must be a number from 0 to 1"),
         (lambda a, b: [DatasetConfig(a, captions={"column": "nope"})], "'nope' is not in the dataset"),

@@ -133,9 +133,7 @@ def test_datasets_of_models_that_count_differently_are_mixed_but_not_counted(sea
     plain = replace(manifest, model=None)
     assert common_rule([manifest, alike, plain]) in (RULE, replace(RULE, name="alike"))
     assert common_rule([plain]) is None
-    with pytest.raises(
-        ConfigError, match="sealed for ours and theirs, which count the tokens of a clip in different ways"
-    ):
+    with pytest.raises(ConfigError, match="sealed for ours and theirs, which count a clip's tokens in different ways"):
         common_rule([manifest, other])
 
 
@@ -145,7 +143,8 @@ def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.INFO, logger="streamvid.loader"):
         open_loader(root, batch_size=2, world=ONE).close()
     of_batch = 2 * 9 * 96 * 64 * 3
-    assert f"the largest batch on the host: 2 samples of {long.id}, {of_batch} bytes as rgb24" in caplog.text
+    text = f"the largest batch in host memory has 2 samples of bucket {long.id} and takes {of_batch} bytes as rgb24"
+    assert text in caplog.text
     assert "for the ring and the clips read ahead" in caplog.text
 
 

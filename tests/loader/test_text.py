@@ -332,7 +332,7 @@ def test_a_column_named_text_does_not_hide_the_captions(tmp_path: Path) -> None:
         ({"captions": {"column": {"short": 0}}}, "weights above 0"),
         ({"captions": {"column": 3}}, "captions.column=3: must be a column"),
         ({"captions": {"choice": "last"}}, "captions.choice='last': must be 'draw' or 'first'"),
-        ({"captions": {"part_dropout": 0.5}}, "captions.part_dropout=0.5 requires a template with parts"),
+        ({"captions": {"part_dropout": 0.5}}, "captions.part_dropout=0.5 applies only to"),
         (
             {"captions": {"part_dropout": 2, "template": "{text}"}},
             "captions.part_dropout=2: must be a number from 0 to 1",

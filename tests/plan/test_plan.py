@@ -242,7 +242,7 @@ def test_any_position_is_taken(dataset: Any, chosen: PlanOptions, leg: Leg, epoc
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (({"a": [1]}, {}), ConfigError, r"no entry for these buckets of the dataset: a"),
+        (({"a": [1]}, {}), ConfigError, r"no entry for these buckets in the dataset: a"),
         (({"a": [1]}, {"a": 1, "b": 1}), ConfigError, r"buckets that the dataset lacks: b"),
         (({"a": [1]}, {"a": 0}), ConfigError, r"batch_sizes\['a'\]=0"),
         (({"a": [1.5]}, {"a": 1}), ConfigError, "must contain one integer per shard"),

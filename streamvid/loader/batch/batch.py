@@ -126,12 +126,13 @@ class Batch(Mapping[str, Any]):
             elif fields["bucket"].is_audio:
                 why = "; its samples contain only audio"
             elif "clips" in fields:
-                why = "; output.decode=False delivers clips as they are stored"
+                why = "; output.decode=False delivers stored clips without decoding them"
         raise AttributeError(f"batch has no field {name!r}; its fields are {', '.join(fields)}{why}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(
-            f"a batch is read-only: cannot set {name!r}; use batch.with_fields({{{name!r}: …}}), or change dict(batch)"
+            f"a batch is read-only: cannot set {name!r}; use batch.with_fields({{{name!r}: …}}), or change a copy "
+            "made with dict(batch)"
         )
 
     def __repr__(self) -> str:
@@ -168,7 +169,8 @@ class Batch(Mapping[str, Any]):
         video, (low, high) = self.video if medium is None else self.media[medium], range
         if video.dtype.is_floating_point:
             raise ConfigError(
-                f"medium={medium!r} is audio, which has values from -1 to 1; read batch.media[{medium!r}]"
+                f"medium={medium!r} is audio, which cannot be normalized because its values are already between -1 "
+                f"and 1; use batch.media[{medium!r}]"
             )
         exact = torch.float32 if video.device.type == "mps" else torch.float64
         offset, scale = torch.full((), low, dtype=exact, device=video.device), (high - low) / 255.0
@@ -214,7 +216,8 @@ class Batch(Mapping[str, Any]):
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """Return the batch with its tensors on `device`. Pinned memory is copied asynchronously, on the current stream.
 
-        The loader does not reuse the memory until the copy is complete, whichever stream the copy runs on (BATCH-1).
+        The loader does not reuse the memory until the copy is complete, regardless of which stream the copy runs on
+        (BATCH-1).
         """
         import torch
 
@@ -233,7 +236,7 @@ class Batch(Mapping[str, Any]):
         return Batch({**self._fields, **fields}, self._on_copy)
 
     def clone(self) -> Batch:
-        """Return a copy of the batch in separate memory. Keeping the copy does not occupy the ring."""
+        """Return a copy of the batch in separate memory. The copy does not occupy the ring."""
         return self.map_tensors(lambda tensor: tensor.clone())
 
     def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -241,12 +244,12 @@ class Batch(Mapping[str, Any]):
         return Batch(map_tensors(self._fields, function))
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all tensors as they are stored, starting with the video, without converting yuv420p to RGB."""
+        """Yield all stored tensors, starting with the video, without converting yuv420p to RGB."""
         return tensors_of(self._fields)
 
 
 def _some_bytes(tensor: torch.Tensor) -> bytes:
-    """Return bytes that contain the dtype and the shape of a tensor, and about 4096 bytes of its data."""
+    """Return a tensor's dtype and shape, and about 4096 bytes of its data, as one byte string."""
     import torch
 
     data = tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -52,8 +52,8 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
 
     matrices: one name from LUMA_SHARES per sample.
     ranges: one name from RANGES per sample.
-    sitings: one name from SITINGS per sample, as in FFmpeg's AVChromaLocation. The default is "left" in H.264, HEVC and
-        MPEG-2, and "center" in JPEG.
+    sitings: one name from SITINGS per sample, as in FFmpeg's AVChromaLocation. The default is "left" for H.264, HEVC
+        and MPEG-2, and "center" for JPEG.
     Raises ConfigError for an unknown name.
     """
     import torch
@@ -75,7 +75,7 @@ def _coefficients(matrix: str, color_range: str, siting: str) -> tuple[int, ...]
     ):
         if name not in known:
             raise ConfigError(
-                f"{field}={name!r} is not supported in the conversion of yuv420p to RGB; allowed: {', '.join(known)}"
+                f"{field}={name!r} is not supported for conversion from yuv420p to RGB; allowed: {', '.join(known)}"
             )
     (red, blue), (black, luma, chroma) = LUMA_SHARES[matrix], RANGES[color_range]
     green = 1 - red - blue

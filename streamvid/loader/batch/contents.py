@@ -19,7 +19,7 @@ RING_LAYOUT: Layout = "BTHWC"  # layout of decoded frames; every other layout is
 
 
 def profiled(name: str) -> AbstractContextManager[Any]:
-    """Return a profiler span if torch's profiler is active, else a null context, which costs less than a span."""
+    """Return a profiler span if torch's profiler is active, otherwise a null context, which has less overhead."""
     from torch.autograd import profiler
 
     # A torch version without this flag always gets the span.
@@ -67,7 +67,7 @@ class StoredClip:
 
     @property
     def stream(self) -> StreamInfo | None:
-        """Codec, headers, picture size and colors of the packets; None for a whole clip, whose container has them."""
+        """Codec, headers, picture size and colors of the packets; None for a whole clip, which contains them."""
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:
@@ -134,7 +134,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors of a batch field as they are stored, without converting yuv420p to RGB."""
+    """Yield all stored tensors in a batch field, without converting yuv420p to RGB."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -28,7 +28,7 @@ class DeviceStage:
     """Stage that moves a loader's batches to a device.
 
     device: torch device or its name; "cuda" is the current CUDA device. None leaves batches in the ring.
-    Batches on a device do not use the memory of the ring. On CUDA, the stage needs device memory for two
+    Batches on a device do not occupy memory in the ring. On CUDA, the stage needs device memory for two
     batches in addition to the batches that the caller keeps. Raises ConfigError for a device that is not available.
     """
 

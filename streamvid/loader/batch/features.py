@@ -175,7 +175,7 @@ def with_features(
     """Return the mix with features instead of clips.
 
     facts: result of `view_facts` for each part.
-    Raises ConfigError, which names all differences, if features were created from another dataset or with other
+    Raises ConfigError, which names all differences, if features were created from a different dataset or with different
     options. Raises DatasetError or StorageError if features cannot be read.
     """
     if features is None:
@@ -203,7 +203,7 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
         return part
     if is_text or not isinstance(given, str | Path | Sidecar):
         why = (
-            "a dataset of texts has no features, so its entry must be None"
+            "a text-only dataset has no features, so its entry must be None"
             if is_text
             else "a dataset of clips needs a path, a URL or an open Sidecar"
         )

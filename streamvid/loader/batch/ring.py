@@ -111,7 +111,7 @@ def make_batch(
 ) -> Batch:
     """Return the Batch for a complete PendingBatch.
 
-    The ring memory of the batch is released when the last tensor of the batch is freed.
+    The batch's ring memory is released when its last tensor is freed.
 
     Raises LoaderError if the tokenizer fails.
     """

@@ -111,13 +111,15 @@ def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, 
     if not all(isinstance(one, list | tuple | np.ndarray) for one in value):
         if name in (TOKENS, MASK):
             raise ValueError(
-                f"the tokenizer returned {name} with an entry that is not a list of integers; return one list per text"
+                f"the tokenizer returned {name} with an entry that is not a list of integers; return one list of "
+                "integers per text"
             )
         return list(value), None
     rows: list[npt.NDArray[Any]] = [np.asarray(one) if len(one) else np.zeros(0, np.int64) for one in value]
     if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
         raise ValueError(
-            f"the tokenizer returned {name} with an entry that is not a list of numbers; return one list per text"
+            f"the tokenizer returned {name} with an entry that is not a list of numbers; return one list of numbers "
+            "per text"
         )
     length, kind = max(map(len, rows)), np.result_type(*rows)
     if name == TOKENS and kind.kind in "iu":

@@ -23,7 +23,7 @@ _NEAR = Fraction(1, 2002)  # half the difference of 24 and 24000/1001
 
 
 def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *, is_decoded: bool) -> Mix:
-    """Return the mix with a plan for the audio of its clips.
+    """Return the mix with an audio plan for its clips.
 
     is_decoded: see OutputOptions.decode.
     Raises ConfigError if the audio cannot be combined with the other options, or does not fit the datasets.
@@ -81,7 +81,7 @@ def _check(mix: Mix, view: ViewOptions, options: AudioOptions, *, is_decoded: bo
         )
     if not is_decoded:
         raise ConfigError(
-            "output.audio cannot be combined with output.decode=False, which delivers clips as they are stored; "
+            "output.audio cannot be combined with output.decode=False, which delivers clips without decoding them; "
             "omit one of them"
         )
     pictured = [part for part in mix.parts if part.dataset.manifest.clips != "text"]
@@ -102,10 +102,10 @@ def _check_view(parts: list[MixPart], view: ViewOptions) -> None:
     elif view.temporal != "uniform" and not is_capped:
         return
     raise ConfigError(
-        f"output.audio: cannot be combined with {named}, which changes the speed of the pictures; use "
+        f"output.audio cannot be combined with {named}, which changes the speed of the pictures; use "
         "view.temporal='random', 'head', 'middle', 'chunk' or 'full' without view.max_interval, set "
-        "output.audio.stretch=True to stretch the audio too, or leave output.audio out. To deliver another frame rate "
-        "at the same speed, shard the dataset with --fps"
+        "output.audio.stretch=True to stretch the audio too, or leave output.audio out. To deliver another frame "
+        "rate at the same speed, shard the dataset with --fps"
     )
 
 
@@ -138,16 +138,16 @@ def _num_samples(form: AudioForm, bucket: Bucket, fps: Fraction) -> int:
     seconds, rule = float(bucket.num_frames / fps), str(form.rule)
     if not bucket.is_image and abs(count - exact) > exact / 2:
         raise ConfigError(
-            f"output.audio.rule={rule!r}: bucket {bucket.id} lasts {seconds:.6g} s, which "
-            f"is {float(exact):.6g} audio samples at {form.sample_rate} Hz, but the nearest number that the rule "
-            f"allows is {count}; it may differ by at most half of the exact number; use {EXACT!r} or a grid with "
-            "smaller steps, or deliver only longer buckets"
+            f"output.audio.rule={rule!r}: bucket {bucket.id} lasts {seconds:.6g} s, which is {float(exact):.6g} audio "
+            f"samples at {form.sample_rate} Hz, but the nearest number that the rule allows is {count}; the two "
+            f"numbers may differ by at most half of the exact number; use {EXACT!r} or a rule with smaller steps, or "
+            "deliver only longer buckets"
         )
     return count
 
 
 def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
-    """Return the rate at which the frames of a bucket are delivered, or None if the bucket contains only images.
+    """Return the rate at which a bucket's frames are delivered, or None if the bucket contains only images.
 
     given: AudioOptions.fps. Audio files always use TICKS_PER_SECOND instead.
     Raises ConfigError if datasets are read at different rates.

@@ -48,7 +48,7 @@ class Wait:
 
 
 def where_threads_are() -> str:
-    """Return the stack traces of the calling thread and of the loader's threads, to show where threads hang."""
+    """Return the stack traces of the calling thread and of the loader's threads, to show where they hang."""
     frames = sys._current_frames()
     ours = [one for one in threading.enumerate() if one.name.startswith("streamvid-")]
     shown = [one for one in (threading.current_thread(), *ours) if one.ident in frames]

@@ -26,12 +26,12 @@ _NO_BYTES = ClipPart(Pick(1), (), 0, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Content to deliver for one sample, chosen before any bytes of the sample are read (SAMPLE-1).
+    """Content to deliver for one sample, chosen before any of the sample's bytes are read (SAMPLE-1).
 
     - sample: the requested clip and visit.
     - row: the sample's index row.
     - view: the frames and crop to deliver; empty for a text-only sample.
-    - part: the bytes of the clip to read; empty for a text-only sample.
+    - part: the clip's bytes that must be read; empty for a text-only sample.
     - media: the files of the conditioning inputs.
     - fps: frame rate of the delivered frames; 0.0 if unknown.
     - caption: the text.
@@ -69,7 +69,7 @@ class Delivery:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Byte range of the tar that covers all reads, as (start, end)."""
+        """Byte range in the tar that covers all reads, as (start, end)."""
         clip = self.row.clip.offset
         first = clip + min(start for start, _ in self.part.ranges)
         end = clip + max(start + num_bytes for start, num_bytes in self.part.ranges)

@@ -49,7 +49,7 @@ class Kind(Protocol):
     reads_ahead: bool
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
-        """Return the part of a clip to read, or the whole clip if `is_whole`.
+        """Return the part of a clip that must be read, or the whole clip if `is_whole`.
 
         Raises IntegrityError if the index is damaged, and ConfigError if the options do not fit the clip.
         """
@@ -72,7 +72,7 @@ class Kind(Protocol):
         ...
 
     def hear(self, answer: Answer) -> None:
-        """Process a worker's answer to a task."""
+        """Process the result that a worker returned for a task."""
         ...
 
     def open(self, flight: Flight, resources: contextlib.ExitStack) -> None:
@@ -100,7 +100,7 @@ class Flight:
         self._next_number = 0
 
     def prepare(self, sample: SampleRequest, bucket: Bucket, *, is_whole: bool = False) -> Delivery:
-        """Return the delivery of a sample, with the whole clip if `is_whole`.
+        """Return the delivery for a sample, with the whole clip if `is_whole`.
 
         Raises SampleError if the delivery cannot be prepared.
         """
@@ -112,7 +112,7 @@ class Flight:
         return self._later.removes(number) and self._later.is_removed(number, self._rows.key(sample))
 
     def prepare_other(self, sample: SampleRequest, bucket: Bucket) -> Delivery:
-        """Return the delivery of the sample that replaces a removed sample.
+        """Return the delivery for the sample that replaces a removed sample.
 
         The replacement is the sample that would be chosen if the removed sample were bad (BAD-1). Raises SampleError if
         no sample is left.

@@ -54,7 +54,7 @@ class _ShardRows:
 
 @dataclass(frozen=True, slots=True)
 class _MovedRows:
-    """Index rows of a shard in a later version that contains samples moved from a shard in an earlier version.
+    """Index rows of a later version's shard, to which samples from an earlier version's shard were moved.
 
     places: sample key → row number.
     """
@@ -93,7 +93,7 @@ class _MovedRows:
 
 
 class IndexRows:
-    """Cache of the index rows of recently used shards: up to 64 MiB of Arrow columns, but at least one shard.
+    """Cache for the index rows of recently used shards. It holds up to 64 MiB of Arrow columns, but at least one shard.
 
     later: later versions of the datasets, which may have moved samples to other tars.
 
@@ -131,7 +131,7 @@ class IndexRows:
         return self._key(sample)[2]
 
     def _key(self, sample: SampleRequest) -> tuple[_ShardRows, int, str]:
-        """Return (rows of the sample's shard, row number of the sample, key of the sample)."""
+        """Return the rows of a sample's shard, the sample's row number and its key."""
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
         key = rows.columns["key"][number].as_py()
@@ -144,7 +144,7 @@ class IndexRows:
         return rows, number, key
 
     def _relocated(self, sample: SampleRequest, row: IndexRow) -> IndexRow:
-        """Return the row. If a later version replaced the shard, change the location of the sample's files."""
+        """Return the row, with the new location of the sample's files if a later version replaced the shard."""
         part = sample.part
         shards = None if part.sidecar else self._later.shards_of(part.number, sample.shard_info)
         if shards is None:
@@ -227,7 +227,7 @@ class IndexRows:
         submit: Callable[[Callable[[], None]], None],
         is_wanted: Callable[[], bool],
     ) -> Iterator[BatchRequest]:
-        """Yield the requests, and read the index rows of later requests from object stores ahead of time.
+        """Yield the requests. Meanwhile, read the index rows that later requests need from object stores.
 
         submit: function that runs a read in another thread.
         is_wanted: function that returns True while the run continues.
@@ -291,7 +291,7 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
         counted = int(part.subset.counts[sample.bucket_id][sample.shard])
         if len(numbers) != counted:
             raise IntegrityError(
-                f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter {chosen.text!r}, but "
+                f"{part.dataset.url}: {len(numbers)} samples in {shard.path} pass the filter {chosen.text!r}, but "
                 f"{counted} were counted when the loader was created; the dataset or the cached counts have changed. "
                 "Create a new loader"
             )

@@ -95,7 +95,7 @@ class Pipeline:
     ) -> None:
         """Create a pipeline.
 
-        quarantine: records from an earlier pipeline of the same loader; this pipeline adds to them.
+        quarantine: records from an earlier pipeline for the same loader; this pipeline adds to them.
         """
         self._options, self._pid = options, os.getpid()
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
@@ -408,7 +408,7 @@ class Pipeline:
     def _deliveries(
         self, request: BatchRequest
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
-        """Return (a batch's deliveries, mapping from slot index to the substitution of a removed sample, error).
+        """Return (a batch's deliveries, mapping from slot index to the substitution for a removed sample, error).
 
         The error is None unless a sample fails. In that case, only the deliveries before the sample are returned.
         """

@@ -29,7 +29,7 @@ class Substitution:
 
     dataset: dataset URL without credentials.
     shard: path of the tar.
-    place: index of the sample among the samples of the shard that pass the filter.
+    place: index of the sample among the shard's samples that pass the filter.
     substitute_key: key of the substitute; None if the run ends because the bucket has no good sample.
     is_removed: True if the sample is not bad, but was removed from the dataset after the version that the run uses.
     """
@@ -54,7 +54,7 @@ class Quarantine:
     If a quarantine folder is given, each substitution is appended as a line to a file in this folder, such as
     `quarantine-rank00000.jsonl` for rank 0. The file is created on first use.
 
-    Raises ConfigError if the folder is inside a dataset of the loader.
+    Raises ConfigError if the folder is inside one of the loader's datasets.
     """
 
     def __init__(self, limits: LimitOptions, rank: int, datasets: Sequence[Dataset]) -> None:
@@ -93,11 +93,11 @@ class Quarantine:
         if bad and self.num_substituted > allowed:
             raise SampleError(
                 f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be replaced "
-                f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
+                f"({self.num_substituted / max(1, self.num_delivered):.1%}), which is more than "
                 f"limits.max_bad_fraction={self._max_bad_fraction} allows (the share is calculated over at least "
-                f"{_LEAST_DELIVERED} samples). The last bad sample was {bad[-1].key} of "
-                f"{bad[-1].shard} in {bad[-1].dataset}. {self._where()} Verify the dataset "
-                "or copy it again, or raise limits.max_bad_fraction"
+                f"{_LEAST_DELIVERED} samples). The last bad sample was {bad[-1].key} in {bad[-1].shard} of "
+                f"{bad[-1].dataset}. {self._where()} Verify the dataset or copy it again, or raise "
+                "limits.max_bad_fraction"
             )
 
     def _where(self) -> str:
@@ -126,7 +126,7 @@ class Quarantine:
 
 
 def refuse_inside(name: str, folder: Path, datasets: Sequence[Dataset]) -> None:
-    """Raise ConfigError if the folder of an option is inside a dataset.
+    """Raise ConfigError if the folder that an option names is inside a dataset.
 
     name: name of the option.
     """

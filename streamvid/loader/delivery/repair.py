@@ -37,7 +37,8 @@ def repair_bytes(parts: Sequence[MixPart]) -> int:
 class Repairs:
     """Queue of slots that wait for a substitute, and a record of corrupt samples, which are not read again.
 
-    prepare: function that returns a delivery of a sample's whole clip, so that a failure is final for that sample.
+    prepare: function that returns a delivery that reads a sample's whole clip, so that a failure is final for that
+        sample.
     is_removed: function that returns True for a sample that was removed from the dataset.
     All methods run on the loader's own threads.
     """

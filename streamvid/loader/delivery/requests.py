@@ -44,7 +44,7 @@ class EarlierVersion:
 
 @dataclass(frozen=True)
 class Selection:
-    """Inputs of one rank's plan: datasets, batch sizes, options, costs per bucket, and the rank.
+    """Inputs for one rank's plan: datasets, batch sizes, options, costs per bucket, and the rank.
 
     earlier: the previous version, if some of its samples are still carried over; None otherwise.
 
@@ -61,7 +61,7 @@ class Selection:
 
     @property
     def parts(self) -> tuple[MixPart, ...]:
-        """All parts to which samples of this selection can belong."""
+        """All parts to which samples in this selection can belong."""
         return self.mix.parts + (() if self.earlier is None else self.earlier.selection.mix.parts)
 
     @cached_property
@@ -73,7 +73,7 @@ class Selection:
         return EpochPlan(sources, self.batch_sizes, self.options, self.world.num_ranks, costs=self.costs)
 
     def epoch_plan(self, cursor: Cursor) -> EpochPlan:
-        """Return the result of `plan` without samples of an earlier version."""
+        """Return the same plan as `plan`, but without samples carried over from an earlier version."""
         return self._plan.at(cursor)
 
     def plan(self, cursor: Cursor) -> AnyPlan:
@@ -100,7 +100,7 @@ class Selection:
                 )
 
     def at_share(self, epoch: int, progress: float) -> Cursor:
-        """Return the cursor after a share `progress` (0 to 1) of the epoch's steps, rounded to a whole step."""
+        """Return the cursor after the fraction `progress` (0 to 1) of the epoch's steps, rounded to a whole step."""
         plan = self.plan(Cursor(epoch))
         return plan.cursor_after(round(progress * plan.num_steps_left))
 

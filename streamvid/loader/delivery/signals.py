@@ -30,7 +30,7 @@ class Signals:
             self._news.put(None)
 
     def wait(self, timeout_seconds: float) -> None:
-        """Wait until `tell` is called, but not longer than the timeout."""
+        """Wait until `tell` is called or the timeout has passed."""
         with contextlib.suppress(Empty):
             self._news.get(timeout=timeout_seconds)
 

@@ -58,7 +58,7 @@ class StoredDelivery:
     # In the feeder thread.
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
-        """Return the whole clip; the reader chooses the bytes to read."""
+        """Return a part that covers the whole clip; the reader chooses which bytes to read."""
         part = clip_part(row.clip, None, pick)
         if part.numbers is not None or (row.packets is not None and not is_whole):
             return part

@@ -61,9 +61,10 @@ Stats = Callable[[], LoaderStats]
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """Address of an endpoint.
+    """Address of a Prometheus metrics endpoint.
 
-    is_required: False if the address comes from an environment variable, because several programs may share it.
+    is_required: False if the address comes from an environment variable, because several programs may share the
+        variable.
     """
 
     host: str
@@ -72,7 +73,7 @@ class MetricsAddress:
 
 
 def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = None) -> MetricsAddress | None:
-    """Return the address of this rank's endpoint, or None if this rank has no endpoint.
+    """Return the address of this rank's metrics endpoint, or None if the rank has no endpoint.
 
     The local rank is added to the port.
 
@@ -96,7 +97,7 @@ def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = N
 
 
 class LoaderMetrics:
-    """Collector of one loader's statistics. Metrics have the labels rank, split and loader (the loader's number)."""
+    """Collector for one loader's statistics. Metrics have the labels rank, split and loader (the loader's number)."""
 
     def __init__(self, stats: Stats, rank: int, split: str) -> None:
         self._stats = weakref.WeakMethod(stats)  # a bound method
@@ -138,7 +139,7 @@ def families(stats: LoaderStats, labels: Mapping[str, str]) -> Iterator[Metric]:
 
 
 def _fields(kind: str, found: Any, names: list[str], values: list[str]) -> Iterator[Metric]:
-    """Yield a metric for each number in the statistics of a store or a cache."""
+    """Yield a metric for each number in the statistics for a store or a cache."""
     for field in dataclasses.fields(found):
         value = getattr(found, field.name)
         if not isinstance(value, int | float):
@@ -184,7 +185,7 @@ class _Endpoint:
         self._server, self._thread = start_http_server(address.port, address.host, registry=self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of all loaders, with one family per name."""
+        """Yield the metrics of all loaders, grouped into one metric family per name."""
         merged: dict[str, Metric] = {}
         for loader in list(self.loaders):
             for family in loader.collect():

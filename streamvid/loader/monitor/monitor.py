@@ -38,7 +38,7 @@ class Monitor:
         self._stalls = StallWatch(setup.selection.world.rank)
 
     def begin(self, setup: Setup, cursor: Cursor, is_again: bool, stats: Stats) -> None:
-        """Record the start of a loop, and serve metrics, beginning with the first loop.
+        """Record the start of a loop. Metrics are served from the first loop onward.
 
         setup: current setup of the loader; it changes with the versions of the datasets.
         is_again: True if the loader begins an epoch again after a `break`.
@@ -69,7 +69,7 @@ class Monitor:
             self._stalls.look(stats())
 
     def finish(self, stats: Stats) -> None:
-        """Write the last statistics.
+        """Write the final statistics.
 
         stats: see `begin`.
         """

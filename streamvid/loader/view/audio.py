@@ -38,21 +38,21 @@ _MAX_STREAM_CHARS = 40_000  # of 65,536 bytes; the checks of 512 pieces take 22,
 
 @dataclass(frozen=True, slots=True)
 class AudioOptions:
-    """Audio that is delivered with each clip, as `batch.audio`. It requires `sample_rate` or `preset`."""
+    """Options for the audio delivered with each clip as `batch.audio`. Set `sample_rate` or `preset`."""
 
     sample_rate: int | None = option(
         None, help="Samples per second per channel, such as 32000.", minimum=1000, maximum=MAX_SAMPLE_RATE
     )
     num_channels: int | None = option(
-        None, help="Number of channels: 1, 2, 6 (5.1) or 8 (7.1).", shown_default="2, or that of the preset"
+        None, help="Number of channels: 1, 2, 6 (5.1) or 8 (7.1).", shown_default="the preset's number, otherwise 2"
     )
     rule: str | None = option(
         None,
         help=(
-            "Number of samples per bucket: `exact` (the duration of the bucket's frames, rounded to samples), or the "
-            "nearest number on a grid such as 640k."
+            "Number of audio samples for each bucket: `exact` (the duration of the bucket's frames, rounded to a "
+            "whole number of samples), or the nearest number that a rule such as 640k or 640k+1 allows."
         ),
-        shown_default="exact, or that of the preset",
+        shown_default="the preset's rule, otherwise exact",
     )
     fps: Fraction | None = option(
         None,
@@ -103,9 +103,9 @@ class AudioForm:
 
 @dataclass(frozen=True, slots=True)
 class AudioShape:
-    """Audio for a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second.
+    """Amount of audio for a bucket: `num_samples` samples per channel, for frames at `fps` frames per second.
 
-    stretch: True to stretch the audio of frames that are delivered at a different speed.
+    stretch: True to stretch the audio for frames that are delivered at a different speed.
     """
 
     sample_rate: int
@@ -140,10 +140,11 @@ class AudioShape:
             return
         if fps > 0 and abs(ours / fps - 1) * num_intervals > tolerance:
             raise ConfigError(
-                f"the frames are delivered at {fps:.6g} fps, but output.audio delivers the audio of {self.num_frames} "
-                f"frames at {ours:.6g} fps, so the frames and the audio would end more than half a frame apart. Shard "
-                f"the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips of one rate, such as "
-                f"where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with output.audio.fps={ours:.6g}"
+                f"the frames are delivered at {fps:.6g} fps, but output.audio delivers the audio for "
+                f"{self.num_frames} frames at {ours:.6g} fps, so the frames and the audio would end more than half a "
+                f"frame apart. Shard the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips of "
+                f"one rate, such as where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with "
+                f"output.audio.fps={ours:.6g}"
             )
 
 
@@ -164,7 +165,7 @@ def _speed(part: ClipPart, video: ClipIndex | None) -> tuple[float, int, float]:
 
 
 def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
-    """Return the seconds from one frame of a clip to another, or 0.0 if the packets do not contain their times."""
+    """Return the seconds between two frames of a clip, or 0.0 if the packets do not contain the frames' times."""
     if video is None or video.time_base is None or not last < video.num_frames:
         return 0.0
     times = video.frame_times
@@ -208,7 +209,7 @@ def with_audio(
 
 
 def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int) -> ClipPart:
-    """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part suffices.
+    """Return the part of an audio file to read for the ticks in `pick`, or the whole file if no smaller part suffices.
 
     index: packets of the file; None if the file is decoded through its container.
     max_pieces: see `clip_part`.
@@ -232,7 +233,7 @@ def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: Au
 
 
 def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: AudioShape) -> ClipPart:
-    """Return the part with the packets for its audio. Overlapping byte ranges are joined, and no byte is read twice."""
+    """Return the part with the packets for its audio added. Overlapping byte ranges are joined and read only once."""
     assert part.window is not None and part.numbers is not None and video.time_base is not None
     seconds = int(video.frame_times[part.numbers[0]]) * video.time_base
     number = first_sample_at(seconds, shape.sample_rate)
@@ -266,7 +267,7 @@ def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: Au
 
 
 def num_decoded(first: Fraction, last: Fraction, num_frames: int, num_samples: int, sample_rate: int) -> int:
-    """Return the number of samples to decode and stretch to `num_samples`, or 0 if no stretching is needed.
+    """Return the number of audio samples to decode and stretch to `num_samples`, or 0 if no stretching is needed.
 
     The decoded samples last as long as the frames. Audio that ends within half a frame of the end of the frames is not
     stretched.

@@ -113,11 +113,11 @@ class ClipPart:
 def clip_part(
     clip: SampleFile, packets: ClipIndex | None, pick: Pick, *, room: int | None = None, max_pieces: int | None = None
 ) -> ClipPart:
-    """Return the part of a clip to read for the frames of `pick`, or the whole clip if no smaller part is possible.
+    """Return the part of a clip to read for the frames in `pick`, or the whole clip if no smaller part is possible.
 
     packets: the clip's packet index, if it has one.
     room: size of the memory for a smaller part in bytes; by default, the clip's size plus TABLE_BYTES.
-    max_pieces: maximum number of pieces of a smaller part; None for no limit.
+    max_pieces: maximum number of pieces in a smaller part; None for no limit.
     Raises IntegrityError if the packet index is invalid, and ConfigError if the clip lacks requested frames.
     """
     if packets is None:
@@ -155,7 +155,7 @@ def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> C
 
 
 def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Ranges, *, is_again: bool) -> str | None:
-    """Fill buffers as `storage.read_content` does. Return the problem if the stored file is too short, else None.
+    """Fill buffers as `storage.read_content` does. Return a message if the stored file is too short, otherwise None.
 
     Raises StorageError if the bytes cannot be read for another reason; the stored bytes may be intact.
     """
@@ -175,7 +175,7 @@ def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Range
 
 
 def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> str | None:
-    """Return the problem with a part's bytes, or None if every piece matches its checksum."""
+    """Return a description of the problem with a part's bytes, or None if every piece matches its checksum."""
     for start, end, checksum in checks:
         if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
             # The checksum makes two reads comparable: equal messages mean equal bytes.

@@ -43,7 +43,7 @@ class PacketsPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """Location in the tar and checksum of one of a sample's files: a clip, a conditioning input, or features."""
+    """One of a sample's files (a clip, a conditioning input or features): its location in the tar and its checksum."""
 
     offset: int
     num_bytes: int
@@ -105,7 +105,7 @@ def sample_file(
         raise _wrong(name, "frames", count, *num_frames)
     if not isinstance(sha256, bytes) or len(sha256) != _SHA256_BYTES:
         raise IntegrityError(
-            f"the index lists the checksum {sha256!r} for {name}, which is not a SHA-256 digest; copy the dataset again"
+            f"the checksum {sha256!r} that the index lists for {name} is not a SHA-256 digest; copy the dataset again"
         )
     return SampleFile(offset, num_bytes, sha256, count)
 

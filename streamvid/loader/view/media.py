@@ -112,7 +112,7 @@ class MediaPart:
 
     @property
     def label(self) -> str:
-        """Prefix of messages about this file."""
+        """Prefix for messages about this file."""
         return f"its {self.medium.name}, number {self.item}: " if self.medium.is_list else f"its {self.medium.name}: "
 
 
@@ -192,7 +192,7 @@ class PictureRoom:
         return first + (number * self.num_samples + index) * self.audio.num_bytes
 
     def start(self, number: int) -> int:
-        """Return the byte offset of conditioning input `number` or, for `len(media)`, the end of the last input."""
+        """Return the byte offset of conditioning input `number`. For `len(media)`, return the end of the last input."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
         return self.num_samples * (self._video_bytes + before)
 
@@ -217,7 +217,7 @@ class PictureRoom:
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Fill the missing items of samples: pictures with black, and audio with silence.
+        """Fill in the items that samples lack: pictures with black, and audio with silence.
 
         first: byte offset of the batch in `memory`.
         present: (input name, item) of each item that the sample has.

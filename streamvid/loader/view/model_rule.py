@@ -15,7 +15,7 @@ from streamvid.loader.view.view import ViewOptions
 
 
 def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
-    """Return the model rule for a preset name, a bucket configuration file or a ModelRule. Return None for None.
+    """Return the model rule for a preset name, a bucket configuration file or a ModelRule; None if `preset` is None.
 
     Raises ConfigError if the preset is invalid or has no rule.
     """
@@ -69,7 +69,7 @@ def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
     names = {rule.factors: rule.name for rule in rules}
     if len(names) > 1:
         raise ConfigError(
-            f"the datasets were sealed for {' and '.join(sorted(names.values()))}, which count the tokens of a clip "
-            "in different ways; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
+            f"the datasets were sealed for {' and '.join(sorted(names.values()))}, which count a clip's tokens in "
+            "different ways; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
         )
     return rules[0] if rules else None

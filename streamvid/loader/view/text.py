@@ -118,10 +118,12 @@ class TextOptions:
         help="Template for the text, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'; a {?...} part is "
         "omitted if one of its values is missing.",
     )
-    prefix: str = option("", help="Text before the caption.")
-    dropout: float = option(0.0, help="Probability that a delivery has an empty text.", minimum=0.0, maximum=1.0)
+    prefix: str = option("", help="Text to insert before the caption.")
+    dropout: float = option(
+        0.0, help="Probability that a sample is delivered with an empty text.", minimum=0.0, maximum=1.0
+    )
     part_dropout: float = option(
-        0.0, help="Probability that a {? ...} part of the template is left out.", minimum=0.0, maximum=1.0
+        0.0, help="Probability that each {? ...} part of the template is omitted.", minimum=0.0, maximum=1.0
     )
 
     def __post_init__(self) -> None:
@@ -130,7 +132,8 @@ class TextOptions:
             parse_template(self.template)
         elif self.part_dropout:
             raise ConfigError(
-                f"part_dropout={self.part_dropout!r} requires a template with parts {{? ...}}; also set template"
+                f"part_dropout={self.part_dropout!r} applies only to the {{? ...}} parts of a template, but template "
+                "is not set; set template, or omit part_dropout"
             )
         if not self.weights or not all(_is_weight(weight) for weight in self.weights.values()):
             raise ConfigError(
@@ -189,7 +192,7 @@ class TextRule:
         return "" if self._is_dropped(dropout or choices) else self._caption(row.texts, choices)[1]
 
     def only_variant(self, row: IndexRow) -> str | None:
-        """Return the variant of the caption if no random choice affects it, else None."""
+        """Return the caption's variant if no random choice affects it, otherwise None."""
         if self.options.dropout > 0.0 or len(self.columns) > 1 or row.texts.get(_CAPTIONS) is not None:
             return None
         ((column, _),) = self.columns

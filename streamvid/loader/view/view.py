@@ -40,12 +40,13 @@ _WHOLE = ("resize_crop", "center")
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """Choice of the frames and the crop to deliver from a clip."""
+    """Options that select the frames and the crop to deliver from a clip."""
 
     temporal: Temporal = option(
         "random",
         help="Frames to deliver: random (a random window), head, middle, uniform (spread over the clip), chunk "
-        "(adjacent whole windows, one per visit; the remainder is never shown), full (the whole clip), or opensora.",
+        "(adjacent whole windows, one per visit; the remainder is never shown), full (the whole clip), or opensora "
+        "(a random window, drawn as in Open-Sora).",
     )
     max_interval: int = option(
         1,
@@ -62,8 +63,8 @@ class ViewOptions:
     )
     spatial_scale: tuple[float, float] | None = option(
         None,
-        help="Minimum and maximum size of the crop for rand_size_crop, as shares of the sides of the largest "
-        "possible crop, such as (0.5, 1.0).",
+        help="Minimum and maximum size of the crop for rand_size_crop, as fractions of the largest possible crop's "
+        "sides, such as (0.5, 1.0).",
     )
 
     def __post_init__(self) -> None:
@@ -131,7 +132,7 @@ class RandomChoices:
 
     @staticmethod
     def of(seed: int, key: str, visit: int) -> RandomChoices:
-        """Return the choices for a sample with this key."""
+        """Return the random choices for one visit to the sample with this key."""
         return RandomChoices(seed, hash_text(key), visit)
 
     def below(self, limit: int, kind: int) -> int:
@@ -151,7 +152,7 @@ class RandomChoices:
         return 1 + self.below(most, _INTERVAL)
 
     def chunk(self, num_chunks: int) -> int:
-        """Return the chunk for this visit. Every `num_chunks` visits show each chunk once, in a random order."""
+        """Return the chunk for this visit. Over `num_chunks` visits, each chunk is shown once, in random order."""
         round_, place = divmod(self.visit, num_chunks)
         order = hash64(self.seed, _CHUNK, self.name, round_)
         return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])
@@ -159,13 +160,13 @@ class RandomChoices:
     def crop(self, least: int, most: int) -> Crop:
         """Draw the position and scale of a crop.
 
-        least, most: scale limits, in 1/65536 of the largest crop's scale.
+        least, most: scale limits, in units of 1/65536 of the largest crop's scale.
         """
         left, top = self.below(1 << 32, _PLACE_LEFT), self.below(1 << 32, _PLACE_TOP)
         return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))
 
     def sample_seed(self) -> int:
-        """Draw the seed for the noise and the timestep of a delivery, from 0 to 2**63 - 1."""
+        """Draw the seed, from 0 to 2**63 - 1, for a delivery's noise and timestep."""
         return hash64(self.seed, _SAMPLE_SEED, self.name, self.visit) >> 1
 
 

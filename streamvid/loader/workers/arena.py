@@ -91,12 +91,12 @@ class Arena:
         return offset
 
     def release(self, offset: int, when: Callable[[], None] | None = None) -> None:
-        """Release a block. `when` is called before the memory is reused, and may wait."""
+        """Release a block. `when` is called before the memory is reused, and may block."""
         self._held.discard(offset)  # first, because the block may be allocated again once it is in the queue
         self._released.put((offset, when))
 
     def wake(self) -> None:
-        """Make a waiting `allocate` return None."""
+        """Make any waiting call to `allocate` return None."""
         self._released.put(None)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from streamvid.video.limits import STORED_LIMITS
 def decode_audio(
     task: AudioTask, table: memoryview, data: memoryview, shown: TimeRange | None, ring: Any
 ) -> DecodedAudio:
-    """Decode the audio of a task into `ring`. Return whether the clip has audio, and the time of the first sample.
+    """Decode a task's audio into `ring`. Return whether the clip has audio, and the time of the first sample.
 
     table: packet table of the audio.
     data: bytes of the clip.

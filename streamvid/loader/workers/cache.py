@@ -28,7 +28,10 @@ class _Making:
 
 
 class SharedCache(Generic[_Value]):
-    """Cache of recently used values, by name. It holds up to `max_bytes` bytes, but at least one value. Thread-safe."""
+    """Cache that maps names to recently used values. It holds at least one value. Thread-safe.
+
+    max_bytes: maximum size of the values together, unless a single value is larger.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -44,8 +47,8 @@ class SharedCache(Generic[_Value]):
     def get(self, name: Name, make: Callable[[], _Value]) -> _Value:
         """Return the value with this name. The first thread that needs the value computes it with `make`.
 
-        Threads that request the value in the meantime wait and get the same value or error. If the first thread's read
-        was cancelled, another thread tries.
+        Threads that request the value in the meantime wait and get the same value or error. If the first thread is
+        cancelled, another thread computes the value.
         """
         while True:
             with self._lock:

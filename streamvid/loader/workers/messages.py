@@ -36,9 +36,9 @@ DecodedAudio: TypeAlias = tuple[bool, float] | None
 
 
 class ClipBlock(NamedTuple):
-    """Bytes of a clip in the clip arena: at `offset`, packet tables of `table_bytes` bytes, then `num_bytes` bytes.
+    """Location of a clip in the clip arena: `table_bytes` of packet tables at `offset`, then `num_bytes` of clip data.
 
-    - checks: (start, end, checksum) of each piece of the bytes.
+    - checks: (start, end, checksum) for each piece of the data.
     - num_frames: number of frames in the whole clip.
     - stream: StreamInfo as JSON; "" for a whole clip with its container.
     - key_time: timestamp of the first packet.
@@ -60,7 +60,7 @@ class AudioTask(NamedTuple):
     - table: shape of the audio's packet table, which follows the packet table of the video.
     - first_sample, offset_seconds, num_decoded: as in AudioPart. Without a stream, first_sample counts from time zero
       of a separate file (see `own_zero`).
-    - num_frames: number of pictures whose duration the audio is stretched to, for a whole clip; 0 for no stretching.
+    - num_frames: number of pictures to whose duration the audio is stretched, for a whole clip; 0 for no stretching.
     """
 
     sample_rate: int
@@ -83,7 +83,7 @@ class AudioTask(NamedTuple):
 class DecodeTask(NamedTuple):
     """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
-    numbers: indices of the frames, if they are chosen by the timestamps of another clip; else None.
+    numbers: indices of the frames, if they are chosen by the timestamps of another clip; otherwise None.
     picture: format of the pictures; None for a file from which only the audio is decoded.
     out_offset: offset of the pictures in the frame ring.
     audio: audio to decode after the pictures; None if no audio is delivered.
@@ -105,7 +105,7 @@ class DecodeTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
-        """Build a task from the parsed JSON of `to_json`, minus its first element (the kind)."""
+        """Build a task from the parsed result of `to_json`, without its first element (the kind)."""
         from streamvid.buckets.pick import Pick  # a worker imports these with its first task
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
@@ -170,7 +170,7 @@ class ReadTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> ReadTask:
-        """Build a task from the parsed JSON of `to_json`, minus its first element (the kind)."""
+        """Build a task from the parsed result of `to_json`, without its first element (the kind)."""
         from streamvid.buckets.pick import Pick
 
         task_id, generation, tables, slots = value
@@ -201,7 +201,7 @@ class ReadResult(NamedTuple):
     table_bytes: size of the clip's packet table in the ring.
     num_bytes: size of the clip's data in the ring.
     stream: StreamInfo as JSON; "" for a whole clip.
-    numbers: indices of the wanted frames, if they are chosen by timestamp; else None.
+    numbers: indices of the wanted frames, if they are chosen by timestamp; otherwise None.
     """
 
     kind: Literal["done", "bad", "error"]

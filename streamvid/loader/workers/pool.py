@@ -137,10 +137,10 @@ class DecodePool:
                 heard(one)
 
     def kill(self, task_id: int) -> None:
-        """Kill the worker that runs a stuck task, or all workers if no worker runs it.
+        """Kill the worker that is running a stuck task, or all workers if none is running it.
 
-        Before that, workers that run a task print their stack traces to standard error. This method acquires no lock
-        and never raises.
+        Before that, workers that are running a task print their stack traces to standard error. This method acquires no
+        lock and never raises.
         """
         stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
         # A worker that has not started yet does not handle this signal, and would leave a core file.

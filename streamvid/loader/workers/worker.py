@@ -54,7 +54,7 @@ _MAX_PRIVATE_BYTES = 8 * 2**30
 
 
 class TaskRunner:
-    """Runner of tasks that read `clips` and write to `ring` (any writable buffer). Not thread-safe."""
+    """Task runner that reads from `clips` and writes to `ring` (any writable buffer). Not thread-safe."""
 
     def __init__(self, clips: memoryview, ring: Any) -> None:
         from streamvid.video.decode.stored import StoredDecoder
@@ -63,7 +63,7 @@ class TaskRunner:
         self._decoder = StoredDecoder()
 
     def run(self, task: Task) -> Answer:
-        """Run a task and return the answer."""
+        """Run a task and return its result."""
         if not isinstance(task, DecodeTask):
             return self._reader.run(task)
         since = time.monotonic()
@@ -105,7 +105,7 @@ class TaskRunner:
     def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
         """Decode the pictures. Return the color of the pictures and, for a whole clip, three presentation times.
 
-        They are the times of the first delivered frame, of the last delivered frame and of the clip's first frame.
+        The times belong to the first delivered frame, the last delivered frame and the clip's first frame.
         """
         import numpy as np
 

@@ -134,7 +134,7 @@ class Leftovers:
         return [_LeftoverStep(rest, 0, ranks, FILL_GROUP + number * FILLER_VISITS) for number in range(first, size)]
 
     def _any_kept(self) -> _Rest | None:
-        """Return a few samples from the epoch that the new version still contains."""
+        """Return a few of the epoch's samples that the new version still contains."""
         for name in self._plan.batch_sizes:
             start, end = self._plan.start_of(name), self._plan.end_of(name)
             for first in range(start, end, _SCANNED_SAMPLES):
@@ -150,7 +150,7 @@ class Leftovers:
     def step(self, number: int, rank: int | None, first_source: int) -> Step:
         """Return a step for one rank, or for all ranks if `rank` is None.
 
-        first_source: number that is added to the source numbers of the step.
+        first_source: number that is added to the step's source numbers.
         """
         num_ranks = self._plan.num_ranks
         ranks = range(num_ranks) if rank is None else range(rank, rank + 1)
