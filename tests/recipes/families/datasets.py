@@ -41,8 +41,8 @@ def with_control(folder: Path, sizes: Sequence[Size], count: int, is_optional: b
             rows.append(row)
         if is_optional:
             rows[-1]["depth"] = ""
-    with (folder / "rows.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ("video", "caption", "depth"))
+    with (folder / "rows.csv").open("w", newline="") as table:
+        writer = csv.DictWriter(table, ("video", "caption", "depth"))
         writer.writeheader()
         writer.writerows(rows)
     mark = "?" if is_optional else ""
