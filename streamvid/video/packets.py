@@ -94,7 +94,7 @@ def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | 
             ordinal = len(rows)
             if ordinal >= video.limits.max_frames:
                 raise ProbeError(
-                    f"the video has more packets than the limit max_frames={video.limits.max_frames}", kind="limit"
+                    f"the video has more packets than max_frames={video.limits.max_frames} allows", kind="limit"
                 )
             if packet.is_corrupt:
                 raise ProbeError(_broken_off(video, ordinal), kind="damaged")

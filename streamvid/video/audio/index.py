@@ -93,7 +93,7 @@ class AudioIndex:
         return _segment_edges(self.offsets, self.sizes)
 
     def from_first_sample(self) -> AudioIndex:
-        """Return the same index, with positions relative to its first sample (see `own_zero`)."""
+        """Return a copy of this index whose positions are relative to the first sample (see `own_zero`)."""
         return replace(self, positions=self.positions - self.positions[int(np.argmax(self.counts > 0))])
 
     @property

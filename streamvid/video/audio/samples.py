@@ -62,7 +62,7 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
         for number, packet in enumerate(packet for packet in packets if packet.size):
             if packet.is_corrupt:
                 raise ProbeError(
-                    f"the file ends early or is damaged: packet {number} of the audio is incomplete; copy or download "
+                    f"the file ends early or is damaged: audio packet {number} is incomplete; copy or download "
                     "the file again",
                     kind="damaged",
                 )
@@ -169,7 +169,7 @@ def check_frames(frames: list[AudioFrame]) -> None:
 
 
 def packet_of(data: memoryview) -> Packet[Any]:
-    """Return a packet that contains a copy of the data. It is padded, because decoders read beyond a packet's end."""
+    """Return a packet that contains a padded copy of the data, because decoders read beyond a packet's end."""
     from av.packet import Packet
 
     packet: Packet[Any] = Packet(len(data))
@@ -178,7 +178,7 @@ def packet_of(data: memoryview) -> Packet[Any]:
 
 
 def _layout_error(frame: AudioFrame) -> ProbeError | None:
-    """Return the error that `check_layout` raises for a frame, or None. Check every frame that a packet returns."""
+    """Return the error that `check_layout` raises for a frame, or None if it raises no error."""
     try:
         check_layout(frame.layout)
     except ProbeError as error:

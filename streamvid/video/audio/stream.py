@@ -23,7 +23,7 @@ MAX_EXTRADATA_BYTES = 1 << 16  # Vorbis stores its code books there
 
 @dataclass(frozen=True, slots=True)
 class AudioStreamInfo:
-    """Description of an audio stream, with which its packets can be decoded without a container.
+    """Description of an audio stream that suffices to decode the stream's packets without a container.
 
     - codec: FFmpeg's name for the codec.
     - extradata: the codec header as stored in the container.
@@ -156,7 +156,7 @@ def open_audio_decoder(info: AudioStreamInfo) -> AudioCodecContext:
         decoder.layout = info.layout
         decoder.open()
     except (av.FFmpegError, ValueError) as error:
-        raise DecodeError(f"the audio cannot be decoded: its header ({info.codec}) is invalid") from error
+        raise DecodeError(f"the audio cannot be decoded: its {info.codec} codec header is invalid") from error
     return decoder
 
 

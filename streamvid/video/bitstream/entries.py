@@ -57,7 +57,10 @@ def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
 
 
 def _is_mpeg4_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether an MPEG-4 picture is intra-coded (ISO/IEC 14496-2, 6.2.5): 2 bits after the start code are 0."""
+    """Return whether an MPEG-4 picture is intra-coded (ISO/IEC 14496-2, 6.2.5).
+
+    The 2 bits after its start code are then 0.
+    """
     return after(packet, b"\0\0\1\xb6").take(2)[0] == 0
 
 
@@ -86,12 +89,12 @@ def _is_flv1_entry(packet: memoryview, _header: bytes) -> bool:
 
 
 def _is_msmpeg4_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether an MS-MPEG4 (version 2 or 3) or WMV 1 picture is intra-coded: its first 2 bits are 0."""
+    """Return whether an MS-MPEG4 (version 2 or 3) or WMV 1 picture is intra-coded (its first 2 bits are then 0)."""
     return Bits(packet).take(2)[0] == 0
 
 
 def _is_wmv2_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a WMV 2 picture is intra-coded: its first bit is 0."""
+    """Return whether a WMV 2 picture is intra-coded (its first bit is then 0)."""
     return Bits(packet).take(1)[0] == 0
 
 
@@ -114,12 +117,12 @@ def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def _is_vp8_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a VP8 picture is a key frame: its first bit is 0 (RFC 6386, 9.1)."""
+    """Return whether a VP8 picture is a key frame, whose first bit is 0 (RFC 6386, 9.1)."""
     return not packet[0] & 1
 
 
 def _is_theora_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a Theora packet is an intra frame: its first two bits are 0 (Theora specification, 7.1)."""
+    """Return whether a Theora packet is an intra frame, whose first 2 bits are 0 (Theora specification, 7.1)."""
     return not packet[0] & 0xC0
 
 

@@ -48,7 +48,7 @@ _DURATIONS = (
 
 
 class Cutter:
-    """Cutter for windows of an opened video, whose packet table is read only once.
+    """Cutter that extracts windows from an opened video. The packet table is read only once.
 
     source: the opened file. has_audio: False to omit the audio.
     Raises ProbeError if the video is not supported; see `probe`.
@@ -214,7 +214,7 @@ class _Writer:
     def finish(self, ticks: int) -> bytes:
         """Return the contents of the file.
 
-        The edit list of the file ends after `ticks`, so that later frames are hidden.
+        The file's edit list ends after `ticks`, so that later frames are hidden.
         """
         if self._track is not None:
             self._track.write_until(None)
