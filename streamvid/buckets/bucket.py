@@ -43,8 +43,8 @@ class Bucket:
     """Bucket of clips with the same shape.
 
     `resolution` and `aspect_ratio` (`"w:h"`) are either both set, or both None for an explicit size. Two kinds of
-    buckets contain samples without pictures: TEXT_BUCKET, of shape (0, 0, 0), and audio buckets of T ticks, of shape
-    (T, 0, 0).
+    buckets contain samples without pictures: TEXT_BUCKET, which has shape (0, 0, 0), and audio buckets, which have
+    shape (T, 0, 0), where T is the duration in ticks.
     """
 
     num_frames: int
@@ -109,7 +109,7 @@ class Bucket:
 
     @property
     def has_pictures(self) -> bool:
-        """True unless the bucket's samples contain only texts or only audio."""
+        """True unless the bucket's samples contain only text or only audio."""
         return not (self.is_text or self.is_audio)
 
     @cached_property

@@ -111,7 +111,7 @@ def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> Bucke
 
 
 def bucket_config_of(value: BucketConfig | str | Path | Mapping[str, Any]) -> BucketConfig:
-    """Return the configuration for a BucketConfig, a preset's name, a file, or a mapping of fields."""
+    """Return a BucketConfig unchanged, or build one from a preset's name, a file, or a mapping of fields."""
     if isinstance(value, BucketConfig):
         return value
     return bucket_config_from_json(value) if isinstance(value, Mapping) else load_bucket_config(value)

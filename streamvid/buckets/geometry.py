@@ -29,7 +29,10 @@ _RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?):([0-9]{1,5}(?:\.[0-9]{1,4})?
 
 
 def resolution_name(name: str) -> str:
-    """Convert a resolution name from Open-Sora 1, such as 512 to 512px or 2k to 1440p. Return other names unchanged."""
+    """Convert a resolution name from Open-Sora 1, for example 512 to 512px or 2k to 1440p.
+
+    Return other names unchanged.
+    """
     return f"{name}px" if name.isdecimal() else _OLD_NAMES.get(name, name)
 
 

@@ -57,7 +57,7 @@ def load(
     """Load weight files into `module`.
 
     Return a mapping from the paths, as written in the configuration, to the names of the children that the files fill
-    ("" for the module).
+    ("" for the training module itself).
 
     may_lack: children that the module may lack; None allows any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a file matches no child or more than one, or if a key is
