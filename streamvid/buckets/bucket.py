@@ -155,8 +155,8 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket for a name such as `832x480@81`, or an id such as `832x480-81f` or `256px-16f-16x9`.
 
     `2s` and `audio-2000ms` name the same audio bucket.
-    multiple: every side must be a multiple of this number of pixels; it affects the sizes of named resolutions.
-    Raises ConfigError if the name is invalid.
+    multiple: number of pixels of which every side must be a multiple. This number also affects the sizes of named
+    resolutions. Raises ConfigError if the name is invalid.
     """
     text = text.strip()
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)

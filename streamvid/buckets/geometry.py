@@ -41,7 +41,7 @@ def resolution_pixels(name: str) -> int:
     match = _RESOLUTION.fullmatch(name)
     if match is None:
         raise ConfigError(
-            f"resolution={name!r} is not a valid resolution name; allowed are '<n>px' (n x n pixels, such as '256px') "
+            f"resolution={name!r} is not a valid resolution name; allowed: '<n>px' (n x n pixels, such as '256px') "
             "and '<n>p' (n*n*16/9 pixels, such as '480p'); for an explicit size, use a bucket such as '832x480@81'"
         )
     side = int(match[1])

@@ -51,7 +51,7 @@ class WeightSource:
 
     @property
     def name(self) -> str:
-        """Name for messages: the paths as written in the configuration."""
+        """Name used in messages: the paths as written in the configuration."""
         return ", ".join(self.written)
 
 

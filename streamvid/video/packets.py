@@ -170,7 +170,8 @@ def _recognised(
     for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
         if _row(packet) != row:
             raise DecodeError(
-                f"packet {number} of the video changed while the file was being read; do not modify the file"
+                f"packet {number} of the video changed while the file was being read; do not modify the file while it "
+                "is in use"
             )
         yield number, packet
 
@@ -313,7 +314,7 @@ def _broken_off(video: VideoFile, num_found: int) -> str:
     if promised > num_found:
         problem = f"the file ends early: it declares {promised} frames, but only {num_found} are complete"
     else:
-        problem = f"the file ends early or is damaged: packet {num_found} of the video is incomplete"
+        problem = f"the file ends early or is damaged: video packet {num_found} is incomplete"
     return f"{problem}; copy or download the file again"
 
 

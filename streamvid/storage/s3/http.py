@@ -223,7 +223,7 @@ class HttpResponse:
         num_bytes = self._connection.readinto(view)
         if self._left is not None:
             if not num_bytes:
-                raise ConnectionResetError("IncompleteRead: the connection was closed")
+                raise ConnectionResetError("IncompleteRead: the connection was closed before the end of the response")
             self._left -= num_bytes
             if self._is_chunked and not self._left:
                 self._connection.until(b"\r\n", self._deadline())

@@ -49,7 +49,7 @@ def check_layout(layout: AudioLayout) -> None:
 
 
 def samples_of(frame: AudioFrame) -> Float32s:
-    """Return a frame's samples as a float32 array of shape (channels, n). Integers are scaled by 1 / 2^(bits - 1)."""
+    """Return a frame's samples as a float32 array of shape (channels, n). Integers are divided by 2^(bits - 1)."""
     from av.audio.resampler import AudioResampler
 
     name, channels = frame.format.name, frame.layout.nb_channels

@@ -164,7 +164,7 @@ class _Positions:
         return position
 
     def _deviations(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> list[int]:
-        """Return how far the timestamps of the following frames deviate from the sample count, in units.
+        """Return the deviation, in units, of each following frame's timestamp from the sample count.
 
         position: position of `frame`, from which the samples are counted.
         """
@@ -178,7 +178,7 @@ class _Positions:
         return found
 
     def _deviation(self, frame: DecodedFrame, position: int) -> int:
-        """Return by how many units a frame's timestamp deviates from `position`, the position of the first sample."""
+        """Return the deviation, in units, of a frame's timestamp from `position`, the position of the first sample."""
         return self._units(frame) - (position + frame.head) * self._sample
 
     def _units(self, frame: DecodedFrame) -> int:

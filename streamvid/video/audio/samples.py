@@ -162,7 +162,7 @@ def check_frames(frames: list[AudioFrame]) -> None:
         ):
             raise ProbeError(
                 f"the audio has {channels} channels, a sample rate of {rate} Hz and {frame.samples} samples per frame; "
-                f"allowed are up to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} "
+                f"allowed: up to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} "
                 "values per frame",
                 kind="limit",
             )
@@ -187,7 +187,7 @@ def _layout_error(frame: AudioFrame) -> ProbeError | None:
 
 
 def declared_cut(data: Packet[Any] | AudioFrame) -> tuple[int, int] | None:
-    """Return how many samples to cut from the start and end of a packet or frame, or None if this is not declared."""
+    """Return how many samples to cut from the start and end of a packet or frame, or None if no cut is declared."""
     from av.packet import Packet
     from av.sidedata.sidedata import Type
 

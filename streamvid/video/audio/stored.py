@@ -32,7 +32,7 @@ def decode_audio_packets(
 
     packets: the field `packets` of an AudioPackets object.
     data: the clip's bytes in the byte range that this object specifies.
-    first_sample: the window's first sample on the delivered grid, as passed to `window`.
+    first_sample: position of the window's first sample, as passed to `window`.
 
     The result depends only on the arguments. Some decoders replace noise with random numbers, and continue the random
     sequence even after a flush. Each call therefore opens a new decoder, which takes 0.02 to 0.4 ms.

@@ -119,7 +119,7 @@ def info_of(stream: AudioStream) -> AudioStreamInfo:
         )
     except DecodeError as error:
         raise ProbeError(
-            f"the audio has {layout.nb_channels} channels and a sample rate of {context.sample_rate} Hz; allowed are "
+            f"the audio has {layout.nb_channels} channels and a sample rate of {context.sample_rate} Hz; allowed: "
             f"up to {MAX_CHANNELS} channels and {MIN_RATE} to {MAX_RATE} Hz",
             kind="limit",
         ) from error

@@ -143,7 +143,7 @@ class Cutter:
         wanted = {**asdict(self._format), "codec": self._video.codec_name}
         for name, value in wanted.items():
             if getattr(info, name) != value:
-                raise _refused(f"{name} would change from {value} to {getattr(info, name)}")
+                raise _refused(f"the copy would have {name}={getattr(info, name)} instead of {value}")
         return probe(data, self._video.limits, verify=True) if verify else info
 
 
