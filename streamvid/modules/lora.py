@@ -209,7 +209,7 @@ def _load_checkpoint(base: nn.Module, name_of_base: str, config: LoraConfig) -> 
         if state[name].shape != parameter.shape:
             raise ConfigError(
                 f"model.lora.checkpoint {path}: {name} has shape {tuple(state[name].shape)}, but "
-                f"{tuple(parameter.shape)} is required with model.lora.rank={config.rank}; set model.lora.rank to "
+                f"model.lora.rank={config.rank} requires {tuple(parameter.shape)}; set model.lora.rank to "
                 "the rank of the checkpoint, or use a checkpoint for this model"
             )
     if set(found.scales.values()) != {_alpha(config) / config.rank}:

@@ -25,7 +25,7 @@ _WHOLE = "the whole training module"
 
 @dataclass(frozen=True)
 class Match:
-    """Comparison of a file with a child.
+    """Result of comparing a weight file with a child of the training module.
 
     - names: maps each key in the file to a name in the training module, for tensors of the same shape.
     - missing: names in the training module that the file lacks.

@@ -64,8 +64,8 @@ def _check_local(path: str) -> None:
     scheme, _, rest = path.partition(":/")
     if scheme in _BUCKETS and not rest.startswith("/"):
         raise StorageError(
-            f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? If this is the name of a "
-            "folder, prefix it with ./"
+            f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? To use a folder with this "
+            "name, prefix the name with ./"
         )
 
 

@@ -152,7 +152,7 @@ class VideoFile:
 
     @property
     def margins(self) -> Margins:
-        """Margins that the container declares for the stream's frames."""
+        """Cropping margins that the container declares for the stream's frames."""
         is_mov, videos = self.container_name == "mov", self.container.streams.video
         return self._margins.get(self.stream.id if is_mov else videos.index(self.stream), NO_MARGINS)
 

@@ -203,7 +203,7 @@ def _refuse_png_bomb(packet: memoryview) -> None:
 
 
 def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = None) -> Iterator[VideoFrame]:
-    """Yield all frames decoded from packets `first` to `stop` (exclusive) in decode order, from a fresh decoder.
+    """Decode packets `first` to `stop` (exclusive, in decode order) with a new decoder, and yield all frames.
 
     Raises ProbeError, with a message that begins with `problem`, if decoding fails.
     """

@@ -62,7 +62,9 @@ def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool
     for stop in (first + 1, len(table.rows)):
         for frame in decoded(video, problem, first, stop):
             if frame.is_corrupt:
-                raise ProbeError("the first key frame of the video is damaged", kind="damaged")
+                raise ProbeError(
+                    "the first key frame of the video is damaged; copy or download the file again", kind="damaged"
+                )
             return read_frame_format(video, frame), frame.interlaced_frame
     raise ProbeError(problem, kind="damaged")
 

@@ -23,7 +23,7 @@ _MAX_GROUP_BYTES = 1 << 28
 
 
 def stores_decode_times(container: str, codec: str) -> bool:
-    """Return whether packets of this container and codec need `display_times`."""
+    """Return whether packets with this container and codec must be passed through `display_times`."""
     return container == "avi" and codec in _GROUPS
 
 

@@ -104,7 +104,7 @@ class AudioIndex:
     def window(self, first_sample: int, num_samples: int, sample_rate: int) -> AudioPackets:
         """Return the packets needed to decode a window of `num_samples` delivered samples.
 
-        first_sample: position of the first sample on the presentation timeline, counted at `sample_rate`.
+        first_sample: position of the first delivered sample, counted at `sample_rate`.
         sample_rate: sample rate of the delivered audio, in Hz.
         """
         span = needed_span(first_sample, num_samples, sample_rate, self.info.sample_rate)

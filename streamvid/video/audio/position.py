@@ -137,7 +137,7 @@ class _Positions:
             self._tolerance = max(self._sample, self._tick * 3 // 2)
 
     def _continues(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> bool:
-        """Return whether the frame continues the run at the counted position, even if its timestamp deviates."""
+        """Return whether a frame's counted position is right, even if the frame's timestamp deviates from it."""
         if not self._is_counted:
             return False
         step = self._deviation(frame, position)
@@ -150,7 +150,7 @@ class _Positions:
         return abs(step) <= self._jitter and not is_lasting
 
     def _start(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
-        """Return the position of a run's first frame.
+        """Return the position of a frame that does not continue the previous frames.
 
         The position is computed from the frame's own timestamp, and corrected by the median deviation of the following
         frames if that deviation is at most 1.5 ticks but larger than the rounding of two timestamps can explain.

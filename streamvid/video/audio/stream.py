@@ -128,7 +128,7 @@ def info_of(stream: AudioStream) -> AudioStreamInfo:
 def stream_decoder(stream: AudioStream) -> AudioCodecContext:
     """Return a decoder for a stream.
 
-    For an indexed codec, the decoder is set up as for packets without a container.
+    For an indexed codec, the decoder is set up in the same way as for packets without a container.
     """
     if stream.codec_context.codec.canonical_name not in INDEXED_CODECS:
         return stream.codec_context
@@ -156,7 +156,10 @@ def open_audio_decoder(info: AudioStreamInfo) -> AudioCodecContext:
         decoder.layout = info.layout
         decoder.open()
     except (av.FFmpegError, ValueError) as error:
-        raise DecodeError(f"the audio cannot be decoded: its {info.codec} codec header is invalid") from error
+        raise DecodeError(
+            f"the audio cannot be decoded: its {info.codec} codec header is invalid; "
+            "re-encode the file, or copy the dataset again"
+        ) from error
     return decoder
 
 

@@ -51,7 +51,7 @@ def _is_hevc_entry(packet: memoryview, header: bytes) -> bool:
 def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether an MPEG-1 or MPEG-2 picture is intra-coded (ISO/IEC 13818-2, 6.2.3).
 
-    The start code is followed by 10 bits of temporal reference and 3 bits of coding type, where 1 means intra.
+    The start code is followed by a 10-bit temporal reference and a 3-bit coding type, where 1 means intra.
     """
     return after(packet, b"\0\0\1\0").take(10, 3)[1] == 1
 
@@ -67,7 +67,7 @@ def _is_mpeg4_entry(packet: memoryview, _header: bytes) -> bool:
 def _is_h263_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether an H.263 picture is intra-coded (ITU-T H.263, 5.1).
 
-    The header is 22 bits of start code, 8 bits of temporal reference, and PTYPE or PLUSPTYPE.
+    The header consists of a 22-bit start code, an 8-bit temporal reference, and PTYPE or PLUSPTYPE.
     """
     start, _, _, source_format, coding_type = Bits(packet).take(22, 8, 5, 3, 1)
     if start != 1 << 5:
@@ -82,7 +82,7 @@ def _is_h263_entry(packet: memoryview, _header: bytes) -> bool:
 def _is_flv1_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether a Sorenson H.263 picture is intra-coded.
 
-    The header is 17 bits of start code, 5 of version, 8 of temporal reference, 3 of size and 2 of coding type.
+    The header consists of a start code (17 bits), version (5), temporal reference (8), size (3) and coding type (2).
     """
     *_, size = Bits(packet).take(17, 5, 8, 3)
     return Bits(packet).take(17, 5, 8, 3, {0: 16, 1: 32}.get(size, 0), 2)[-1] == 0

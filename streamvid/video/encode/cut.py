@@ -119,7 +119,7 @@ class Cutter:
         times = [None if row[0] is None else row[0] - zero for row in table.rows[first : last + 1]]
         known = [time for time in times if time is not None]
         if len(set(known)) < len(times):
-            raise _refused("some packets have no timestamp or share one with another packet")
+            raise _refused("some packets have no timestamp, or have the same timestamp as another packet")
         keys = {ordinal for _, ordinal in table.keys}
         packets = packets_from(video, table, first)  # it may reopen the video, which replaces the stream
         with _muxing(), closing(_Writer(video, line.time_base, sound)) as writer:
