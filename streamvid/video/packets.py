@@ -70,7 +70,7 @@ class PacketTable:
     def decode_starts(self, first_frame: int, last_frame: int) -> list[tuple[int, int]]:
         """Return (timestamp, ordinal) of up to two key packets from which these frames can be decoded, best first.
 
-        The second is the key packet before the first, in case decoding cannot start at the first.
+        The second packet precedes the first. It is needed only if decoding cannot start at the first.
         """
         first_needed = min(self.ordinals[first_frame : last_frame + 1])
         wanted_from = self.timestamps[first_frame]
@@ -79,7 +79,7 @@ class PacketTable:
 
 
 def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | None = None) -> PacketTable:
-    """Read all packets once.
+    """Read all packets once, and return the packet table.
 
     Raises ProbeError if the file ends early or exceeds a limit, or if timestamps do not identify each frame.
 

@@ -45,7 +45,6 @@ def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int
     """Return the span of source samples needed to compute `num_samples` delivered samples.
 
     first_sample: position of the first delivered sample.
-
     out_rate, in_rate: sample rates of the delivered samples and of the source.
     """
     margin = reach(in_rate, out_rate)

@@ -32,7 +32,7 @@ _MAX_INCOMPLETE = 16
 class Piece:
     """Decoded samples of one frame, without priming and padding.
 
-    - position: position of the first sample, in samples at `sample_rate` from the timeline's zero.
+    - position: position of the first sample, as the number of samples at `sample_rate` since time 0.
     - samples: float32 array of shape (channels, n); integers are divided by 2^(bits - 1).
     - layout: FFmpeg's name for the channel layout.
     - packet: ordinal of the packet after which the decoder returned the frame.

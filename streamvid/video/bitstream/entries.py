@@ -59,7 +59,7 @@ def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
 def _is_mpeg4_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether an MPEG-4 picture is intra-coded (ISO/IEC 14496-2, 6.2.5).
 
-    The 2 bits after its start code are then 0.
+    If it is, the 2 bits after the start code are 0.
     """
     return after(packet, b"\0\0\1\xb6").take(2)[0] == 0
 
