@@ -74,7 +74,7 @@ def build_module(
 def train_mode(module: nn.Module) -> nn.Module:
     """Set train mode for trainable parts and eval mode for frozen parts.
 
-    `module.train()` would set train mode for both.
+    Unlike this function, `module.train()` also sets train mode for frozen parts.
 
     A part is frozen if it has parameters and none of them is trainable. Parts without parameters follow their parent.
     """

@@ -56,7 +56,7 @@ class WeightSource:
 
 
 class Fingerprint(TypedDict):
-    """Identity of a weight file, independent of its folder."""
+    """Identity of a weight file, regardless of the folder that contains it."""
 
     name: str
     num_bytes: int
