@@ -43,8 +43,8 @@ class Bucket:
     """Bucket of clips with the same shape.
 
     `resolution` and `aspect_ratio` (`"w:h"`) are either both set, or both None for an explicit size. Two kinds of
-    buckets contain samples without pictures: TEXT_BUCKET, of shape (0, 0, 0), and audio buckets of T ticks, of shape
-    (T, 0, 0).
+    buckets contain samples without pictures: TEXT_BUCKET, which has shape (0, 0, 0), and audio buckets, which have
+    shape (T, 0, 0), where T is the duration in ticks.
     """
 
     num_frames: int
@@ -109,7 +109,7 @@ class Bucket:
 
     @property
     def has_pictures(self) -> bool:
-        """True unless the bucket's samples contain only texts or only audio."""
+        """True unless the bucket's samples contain only text or only audio."""
         return not (self.is_text or self.is_audio)
 
     @cached_property
@@ -155,8 +155,8 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket for a name such as `832x480@81`, or an id such as `832x480-81f` or `256px-16f-16x9`.
 
     `2s` and `audio-2000ms` name the same audio bucket.
-    multiple: every side must be a multiple of this number of pixels; it affects the sizes of named resolutions.
-    Raises ConfigError if the name is invalid.
+    multiple: number of pixels of which every side must be a multiple. This number also affects the sizes of named
+    resolutions. Raises ConfigError if the name is invalid.
     """
     text = text.strip()
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)

@@ -23,9 +23,7 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Shares of the clips that a bucket passes on and accepts.
-
-    Only clips that reach the bucket and can fill it are counted.
+    """Shares of clips that a bucket passes on or accepts, among the clips that reach the bucket and can fill it.
 
     skip: share passed to the next shorter bucket in the class; None passes no clips and draws no random number.
     accept: share of the remaining clips that the bucket accepts; all other clips pass to the next class.
@@ -43,7 +41,7 @@ Sharing: TypeAlias = dict[tuple[str | None, tuple[int, int, int]], Bucket]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One frame size with one nominal ratio, and its buckets, sorted by frame count in descending order."""
+    """Frame size with one nominal ratio, and the buckets of this size, sorted by frame count in descending order."""
 
     area: int  # nominal pixels of a frame, from the resolution or the explicit size
     ratio: int  # nominal height / width in units of 1 / SizeClass.ratio_unit
@@ -107,7 +105,7 @@ class Candidates:
 
 
 def candidates(classes: Iterable[SizeClass], clip: Shape, policy: Policy) -> Iterator[Candidates]:
-    """Yield candidates in the order in which they are tried. `classes` must be sorted from the largest area down."""
+    """Yield candidates in the order in which they are tried. `classes` must be sorted by area in descending order."""
     classes = tuple(classes)
     if policy.frames == "resolution-first" or clip.is_image:
         yield from _by_class(classes, clip, policy, None)
@@ -129,7 +127,7 @@ def _by_class(
 def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | None) -> tuple[Bucket, ...]:
     """Return the buckets that the clip can fill, for the size with the nearest ratio.
 
-    On a tie, the size with the most frames wins, then the size with the most pixels.
+    On a tie, the size with the longest bucket wins, and then the size whose longest bucket has the most pixels.
     """
     best: tuple[Fraction | int, int, int] | None = None
     nearest: tuple[Bucket, ...] = ()
@@ -186,7 +184,7 @@ def classes_of(buckets: Sequence[Bucket]) -> tuple[SizeClass, ...]:
 
 
 def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
-    """Return the classes, sorted from the largest area down. Classes of equal area keep their order."""
+    """Return the classes, sorted by area in descending order. Classes of equal area keep their order."""
     return tuple(sorted(groups, key=lambda group: group.area, reverse=True))
 
 

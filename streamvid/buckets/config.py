@@ -46,14 +46,18 @@ class SizeRule:
     """One size for all clips, or sizes that depend on each clip's own size, as in DiffSynth-Studio.
 
     height, width: size of all clips, in pixels.
-    max_pixels: maximum number of pixels. Each clip keeps its own size, but larger clips are scaled down to this number,
-        and each side is rounded down to a multiple of `multiple`.
+    max_pixels: maximum number of pixels per frame. Each clip keeps its own size, but larger clips are scaled down to
+        this number, and each side is rounded down to a multiple of `multiple`.
     max_frames: maximum frame count; shorter clips are trimmed to the largest count that the frame rule allows (4k+1 by
         default).
     """
 
     max_pixels: int | None = option(
-        None, help="Scale each clip down to at most this many pixels.", metavar="N", minimum=1, maximum=MAX_SIDE**2
+        None,
+        help="Maximum number of pixels per frame; larger clips are scaled down.",
+        metavar="N",
+        minimum=1,
+        maximum=MAX_SIDE**2,
     )
     height: int | None = option(None, help="Height of all clips, in pixels.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     width: int | None = option(None, help="Width of all clips, in pixels.", metavar="PX", minimum=1, maximum=MAX_SIDE)
@@ -166,7 +170,7 @@ class BucketConfig:
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """Maps bucket ids to samples per rank per step. Empty if `bucket_config` does not set batch sizes."""
+        """Mapping from bucket id to samples per rank per step. Empty if `bucket_config` does not set batch sizes."""
         return {} if self._opensora is None else dict(self._opensora.batch_sizes)
 
     def choices(self, facts: ClipFacts) -> Choices:
@@ -244,7 +248,7 @@ class BucketConfig:
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError unless the model accepts the buckets, and clips that are read at the frame rate `rate`."""
+        """Raise ConfigError unless the model accepts the buckets and the frame rate `rate` at which clips are read."""
         if self.model is not None and self.is_dynamic:
             # __post_init__ has checked the sizes and frame counts, which depend on the clips.
             self.model.check_rate(rate)

@@ -81,7 +81,7 @@ class Document:
         )
 
     def _part(self, cls: type[Part]) -> Part:
-        """Build a part of the configuration from the document's fields with the same names."""
+        """Build a part of the configuration from the document fields that have the same names as its fields."""
         return cls(**{item.name: getattr(self, item.name) for item in fields(cls) if hasattr(self, item.name)})
 
     def _opensora(self) -> OpenSoraConfig | None:
@@ -111,7 +111,7 @@ def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> Bucke
 
 
 def bucket_config_of(value: BucketConfig | str | Path | Mapping[str, Any]) -> BucketConfig:
-    """Return the configuration for a BucketConfig, a preset's name, a file, or a mapping of fields."""
+    """Return a BucketConfig unchanged, or build one from a preset's name, a file, or a mapping of fields."""
     if isinstance(value, BucketConfig):
         return value
     return bucket_config_from_json(value) if isinstance(value, Mapping) else load_bucket_config(value)

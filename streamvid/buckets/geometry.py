@@ -29,7 +29,10 @@ _RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?):([0-9]{1,5}(?:\.[0-9]{1,4})?
 
 
 def resolution_name(name: str) -> str:
-    """Convert a resolution name from Open-Sora 1, such as 512 to 512px or 2k to 1440p. Return other names unchanged."""
+    """Convert a resolution name from Open-Sora 1, for example 512 to 512px or 2k to 1440p.
+
+    Return other names unchanged.
+    """
     return f"{name}px" if name.isdecimal() else _OLD_NAMES.get(name, name)
 
 
@@ -38,7 +41,7 @@ def resolution_pixels(name: str) -> int:
     match = _RESOLUTION.fullmatch(name)
     if match is None:
         raise ConfigError(
-            f"resolution={name!r} is not a valid resolution name; allowed are '<n>px' (n x n pixels, such as '256px') "
+            f"resolution={name!r} is not a valid resolution name; allowed: '<n>px' (n x n pixels, such as '256px') "
             "and '<n>p' (n*n*16/9 pixels, such as '480p'); for an explicit size, use a bucket such as '832x480@81'"
         )
     side = int(match[1])

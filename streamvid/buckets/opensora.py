@@ -38,7 +38,7 @@ Form: TypeAlias = Mapping[str, Mapping[int, Sequence[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Entry for one resolution and frame count."""
+    """Entry in `bucket_config` for one resolution and frame count."""
 
     keep: Keep
     batch_size: int | None
@@ -48,7 +48,7 @@ class Entry:
 class OpenSora:
     """Buckets parsed from a configuration in Open-Sora format.
 
-    classes: classes of sizes, from the largest area down.
+    classes: size classes, sorted by area in descending order.
     buckets: all buckets that accept clips, once per nominal ratio.
     batch_sizes: maps each bucket id to the number of samples per rank per step.
     """

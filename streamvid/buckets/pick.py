@@ -87,7 +87,7 @@ class Pick:
             fps, last = float(self.fps), num_frames - 1
             return [round(min(min(place, _MAX_TICKS) / fps * self.clip_fps, last)) for place in self._places]
         if times is None or len(times) != num_frames:
-            raise ConfigError(f"frames are chosen by {self.way}, but the clip's timestamps are unknown")
+            raise ConfigError(f"choosing frames by {self.way} requires the clip's timestamps, which are unknown")
         if self.way == "spread":
             span = int(times[-1]) - int(times[0])
             wanted = [Fraction(span * i, max(1, self.count - 1)) for i in range(self.count)]

@@ -19,7 +19,7 @@ _FOLDER = "buckets"
 
 @dataclass(frozen=True, slots=True)
 class BucketCost:
-    """Cost of a bucket.
+    """Cost of one bucket in tokens and memory.
 
     tokens: number of tokens per sample for the configuration's model.
     sample_bytes: size in bytes of a sample's decoded frames as uint8 RGB.

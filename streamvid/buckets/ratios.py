@@ -42,7 +42,11 @@ class Ratios:
     """
 
     multiple: int = option(
-        DEFAULT_MULTIPLE, help="Divisor of every width and height.", metavar="PX", minimum=1, maximum=MAX_MULTIPLE
+        DEFAULT_MULTIPLE,
+        help="Number of pixels of which every width and height is a multiple.",
+        metavar="PX",
+        minimum=1,
+        maximum=MAX_MULTIPLE,
     )
     tables: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
     min_ar: Fraction | None = option(

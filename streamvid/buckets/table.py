@@ -43,7 +43,7 @@ class BucketTable:
 
     @cached_property
     def classes(self) -> tuple[SizeClass, ...]:
-        """Classes of sizes that compete for a clip, from the largest area down."""
+        """Size classes that compete for a clip, sorted by area in descending order."""
         return classes_of([bucket for bucket in self.candidates if bucket.has_pictures])
 
     @property

@@ -74,7 +74,7 @@ def build_module(
 def train_mode(module: nn.Module) -> nn.Module:
     """Set train mode for trainable parts and eval mode for frozen parts.
 
-    `module.train()` would set train mode for both.
+    Unlike this function, `module.train()` also sets train mode for frozen parts.
 
     A part is frozen if it has parameters and none of them is trainable. Parts without parameters follow their parent.
     """
@@ -132,7 +132,8 @@ def _without_memory() -> Iterator[None]:
 def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
     """Return the names of the module's encoders.
 
-    Raises ConfigError if the module's `encoders` are not names, or if the task needs an encoder that is missing.
+    Raises ConfigError if the module's attribute `encoders` does not contain names, or if the task needs an encoder that
+    is missing.
     """
     named = getattr(module, "encoders", ())
     kind = type(module).__name__

@@ -18,7 +18,7 @@ A nested list contains the shards of one model.
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig(Options):
-    """Weight files of the training module. Each file is loaded into the child with matching keys and shapes."""
+    """Weight files for the training module. Each file is loaded into the child with matching keys and shapes."""
 
     paths: Paths = option(
         (),
@@ -93,7 +93,7 @@ class ActivationCheckpointingConfig(Options):
     """Blocks whose activations are recomputed in the backward pass instead of being stored."""
 
     blocks: tuple[str, ...] = option(
-        (), help="Classes or dotted names (with wildcards) of blocks, or 'auto' for the elements of ModuleLists."
+        (), help="Class names or dotted names (wildcards allowed) of blocks, or 'auto' for the elements of ModuleLists."
     )
     offload: bool = option(False, help="Store the inputs of the blocks in host memory.")
 
@@ -116,7 +116,7 @@ class ModelConfig(Options):
         help="Import path of the function that builds the training module.",
     )
     args: dict[str, Any] = option(
-        default_factory=dict, help="Keyword arguments for the factory; `task` is added if it accepts this argument."
+        default_factory=dict, help="Keyword arguments for the factory; `task` is added if the factory accepts it."
     )
     weights: WeightsConfig = option(default_factory=WeightsConfig, help="Weight files.")
     init: Literal["cpu", "meta"] = option(

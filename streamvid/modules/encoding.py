@@ -45,8 +45,8 @@ class Encoder:
     """Module that encodes batches on its device.
 
     dtype: dtype to which floating-point outputs are converted; None for no conversion.
-    seed: number that, together with the first key and the visit of each batch, seeds the module's own random numbers.
-        Posterior samples, for example, are thus the same in any process.
+    seed: number that, together with the first sample key and the visit of each batch, seeds the module's own random
+        number generation. Posterior samples, for example, are thus the same in any process.
     """
 
     module: nn.Module
@@ -133,13 +133,13 @@ def _raw(
     name: str, tensor: object, dtype: torch.dtype | None, *, is_ragged: bool = False, method: str = "encode"
 ) -> RawTensor:
     if not isinstance(tensor, Tensor):
-        raise ConfigError(f"{method} returned an object of type {type(tensor).__name__} in {name!r}; allowed: tensors")
+        raise ConfigError(f"{method} returned an object of type {type(tensor).__name__} as {name!r}; allowed: tensors")
     try:
         return raw_tensor(
             tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype), is_ragged=is_ragged
         )
     except ConfigError as error:
-        raise ConfigError(f"{method} returned an invalid tensor in {name!r}: {error}") from error
+        raise ConfigError(f"{method} returned an invalid tensor as {name!r}: {error}") from error
 
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
@@ -180,7 +180,9 @@ def check_fresh(
     module: nn.Module | None = None,
     build: Callable[[], nn.Module] | None = None,
 ) -> None:
-    """Raise ConfigError, naming every difference, if the encoders of the features differ from those of `model`.
+    """Raise ConfigError if the encoders that computed the features differ from the encoders of `model`.
+
+    The message names every difference.
 
     module: built module; the weights of its encoders are compared.
     build: function that builds a module with its encoders. It is called to compare encoders that `module` lacks and
@@ -207,7 +209,7 @@ def check_fresh(
 
 def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> dict[str, str]:
     _log.info(
-        "building the encoders %s once, to compare their weights with those of the encoders that computed %s",
+        "building the encoders %s once, to compare their weights with the weights of the encoders that computed %s",
         ", ".join(names),
         url,
     )

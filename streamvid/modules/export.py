@@ -92,15 +92,15 @@ def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, so
     files = sorted(base.glob(f"*{SAFETENSORS}"))
     if not files:
         raise ConfigError(
-            f"{base} has no {SAFETENSORS} files, but {source} contains tensors for it; use the folder of the model "
-            "that the run trained"
+            f"{base} has no {SAFETENSORS} files, but {source} contains tensors for it; use the folder of the base "
+            "model with which the run started"
         )
     state = read_state(files)
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]
     if strange:
         raise ConfigError(
             f"{source} contains {some(strange)}, which {base} lacks or has with different shapes; use the folder "
-            "of the model that the run trained"
+            "of the base model with which the run started"
         )
     state |= {name: one.to(state[name].dtype) for name, one in tensors.items()}
     output.mkdir(parents=True)

@@ -80,7 +80,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Restore weights from the output of `quantize`, in `dtype`."""
+    """Restore weights in `dtype` from the output of `quantize`."""
     if dtype == torch.float16:  # float16 cannot hold the scale of a row of small weights
         return (stored.float() * scale.float()).to(dtype)
     return stored.to(dtype) * scale.to(dtype)

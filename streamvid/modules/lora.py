@@ -31,9 +31,9 @@ LARGE = 512
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
     """Add adapters to layers of the children in `config.base_model`. Return the layers' dotted names in `module`.
 
-    All other parameters of these children are frozen. Adapters are float32. They start without effect, or from
-    `config.checkpoint`. Raises ConfigError if a child or a layer does not exist, if a layer does not support adapters,
-    or if the checkpoint has different layers, rank or alpha.
+    All other parameters of these children are frozen. Adapters are float32. They initially have no effect, or are
+    loaded from `config.checkpoint`. Raises ConfigError if a child or a layer does not exist, if a layer does not
+    support adapters, or if the checkpoint has different layers, rank or alpha.
     """
     return tuple(layer for name in config.base_models for layer in _inject(module, name, config))
 
@@ -64,7 +64,7 @@ def _inject(module: nn.Module, name: str, config: LoraConfig) -> tuple[str, ...]
     if config.checkpoint is not None:
         _load_checkpoint(base, name, config)
     _log.info(
-        "adapters of rank %d on %d layers of %s (%s): %s",
+        "added adapters of rank %d to %d layers of %s (%s): %s",
         config.rank,
         len(targets),
         name,
@@ -80,12 +80,13 @@ def require_files(config: LoraConfig) -> None:
     """Raise ConfigError if a configured adapter file does not exist. This check runs before any model is built."""
     named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
     lacking = [
-        f"model.lora.{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()
+        f"model.lora.{field} is {path}, which does not exist"
+        for field, path in named.items()
+        if path is not None and not path.is_file()
     ]
     if lacking:
         raise ConfigError(
-            f"{' and '.join(lacking)}, which does not exist; use a LoRA adapter file, such as "
-            "adapter_model.safetensors in a peft folder"
+            f"{', and '.join(lacking)}; use a LoRA adapter file, such as adapter_model.safetensors in a peft folder"
         )
 
 
@@ -115,9 +116,10 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
 
 
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
-    """Add the adapters in `config.preset_path` to the weights of `config.preset_model`. Return the number of layers.
+    """Add the adapters in `config.preset_path` to the weights of `config.preset_model`.
 
-    W += alpha / rank · B @ A, computed in float32. If the file does not state alpha, the scale is 1.
+    Return the number of changed layers. In each of them, W += alpha / rank · B @ A, computed in float32. If the file
+    does not contain alpha, the scale is 1.
     """
     base, path = _child(module, "preset_model", config.preset_model), config.preset_path
     assert path is not None
@@ -207,7 +209,7 @@ def _load_checkpoint(base: nn.Module, name_of_base: str, config: LoraConfig) -> 
         if state[name].shape != parameter.shape:
             raise ConfigError(
                 f"model.lora.checkpoint {path}: {name} has shape {tuple(state[name].shape)}, but "
-                f"{tuple(parameter.shape)} is required with model.lora.rank={config.rank}; set model.lora.rank to "
+                f"model.lora.rank={config.rank} requires {tuple(parameter.shape)}; set model.lora.rank to "
                 "the rank of the checkpoint, or use a checkpoint for this model"
             )
     if set(found.scales.values()) != {_alpha(config) / config.rank}:
@@ -266,7 +268,8 @@ def _by_regex(modules: Mapping[str, nn.Module], expression: str) -> list[str]:
         pattern = re.compile(expression)
     except re.error as error:
         raise ConfigError(
-            f"model.lora.target_modules: {expression!r} is not a valid regular expression ({error}); correct it"
+            f"model.lora.target_modules: {expression!r} is not a valid regular expression ({error}); "
+            "correct the expression"
         ) from None
     chosen = [name for name in modules if pattern.fullmatch(name)]
     if not chosen:

@@ -28,9 +28,11 @@ class OptimizerConfig(Options):
     factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer class.")
     lr: float = option(1e-4, help="Peak learning rate.")
     betas: tuple[float, float] | None = option(
-        (0.9, 0.99), help="Decay rates of the moment estimates; null if the optimizer has none."
+        (0.9, 0.99), help="Decay rates of the moment estimates; null for an optimizer without betas."
     )
-    weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null if the optimizer has none.")
+    weight_decay: float | None = option(
+        0.01, minimum=0, help="Weight decay; null for an optimizer without weight decay."
+    )
     args: dict[str, Any] = option(default_factory=dict, help="Additional keyword arguments for the optimizer.")
     schedule: Literal["constant", "cosine", "linear"] = option(
         "constant", help="Learning rate schedule after the warmup."

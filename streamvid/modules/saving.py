@@ -25,7 +25,7 @@ PEFT_WEIGHTS_FILE = f"adapter_model{SAFETENSORS}"
 class WeightFile:
     """Content of one saved file.
 
-    name: name of the child, or "lora" for adapters of one model; "" for the only file of a run.
+    name: name of the child, or "lora" for adapters of one model; "" if the run saves only one file.
     metadata: header metadata.
     peft_config: configuration of adapters in peft's format, which are saved as a folder; empty for everything else.
     """

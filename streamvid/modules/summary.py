@@ -19,7 +19,7 @@ _HEADER = ("model", "class", "parameters", "trainable", "bytes", "dtype")
 
 @dataclass
 class ModelSize:
-    """Row of the size table. Bytes include buffers.
+    """Row for one model in the size table. Sizes in bytes include buffers.
 
     A shared tensor is counted only in the first model that contains it.
     num_of_dtype: maps each dtype name to the number of parameters with that dtype.

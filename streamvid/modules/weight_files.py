@@ -39,7 +39,7 @@ ROOT_VARIABLES = ("STREAMVID_MODEL_ROOT", "DIFFSYNTH_MODEL_BASE_PATH")
 
 @dataclass(frozen=True)
 class WeightSource:
-    """The files of one model.
+    """Weight files for one model.
 
     child: child that receives the tensors; None selects the child with matching keys and shapes.
     written: paths as written in the configuration.
@@ -51,12 +51,12 @@ class WeightSource:
 
     @property
     def name(self) -> str:
-        """Name for messages: the paths as written in the configuration."""
+        """Name used in messages: the paths as written in the configuration."""
         return ", ".join(self.written)
 
 
 class Fingerprint(TypedDict):
-    """Identity of a weight file, independent of its folder."""
+    """Identity of a weight file, regardless of the folder that contains it."""
 
     name: str
     num_bytes: int
@@ -248,9 +248,7 @@ def _reading(file: Path) -> Iterator[None]:
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         if file.suffix == SAFETENSORS and _is_pickle(file):
-            raise ConfigError(
-                f"{file} is a pickle, although its name is that of a safetensors file; {_CONVERT}"
-            ) from None
+            raise ConfigError(f"{file} is a pickle, although its name ends in {SAFETENSORS}; {_CONVERT}") from None
         kind = "safetensors file" if file.suffix == SAFETENSORS else "weight file"
         raise ConfigError(
             f"{file} cannot be read as a {kind} ({_one_line(error)}); if the file is incomplete, "

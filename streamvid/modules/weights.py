@@ -25,7 +25,7 @@ _WHOLE = "the whole training module"
 
 @dataclass(frozen=True)
 class Match:
-    """Comparison of a file with a child.
+    """Result of comparing a weight file with a child of the training module.
 
     - names: maps each key in the file to a name in the training module, for tensors of the same shape.
     - missing: names in the training module that the file lacks.
@@ -57,7 +57,7 @@ def load(
     """Load weight files into `module`.
 
     Return a mapping from the paths, as written in the configuration, to the names of the children that the files fill
-    ("" for the module).
+    ("" for the training module itself).
 
     may_lack: children that the module may lack; None allows any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a file matches no child or more than one, or if a key is

@@ -29,7 +29,7 @@ class StorageOptions:
         None, help="Region of the S3 bucket.", metavar="R", shown_default="AWS_REGION or ~/.aws/config"
     )
     profile: str | None = option(
-        None, help="Profile in the AWS config files.", metavar="P", shown_default="AWS_PROFILE"
+        None, help="Name of a profile in the AWS config files.", metavar="P", shown_default="AWS_PROFILE"
     )
     anon: bool = option(False, help="Read public buckets without access keys.")
     requester_pays: bool = option(False, help="Pay for reads from requester-pays buckets.")

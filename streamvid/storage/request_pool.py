@@ -60,7 +60,7 @@ class RequestPool:
         return int(self._limit)
 
     def submit(self, num_bytes: int, job: Callable[[], None]) -> None:
-        """Run `job`, which transfers `num_bytes`, in a pool thread as soon as the limits allow.
+        """Run `job`, which transfers `num_bytes` bytes, in a pool thread as soon as the limits allow.
 
         `job` must not raise.
         """

@@ -268,7 +268,7 @@ class Call(Operation):
     """Operation with a single request that is not hedged. After a timeout, the server may still process the request."""
 
     def ask(self, attempt: Callable[[Transport], _Answer], num_bytes: int) -> _Answer:
-        """Run `attempt`, which sends a body of `num_bytes`, repeatedly until it succeeds. Return its result."""
+        """Run `attempt`, which sends a body of `num_bytes` bytes, repeatedly until it succeeds. Return its result."""
         self.run([Request(num_bytes, lambda _: attempt(self._engine.transport))])
         return cast("_Answer", self._answer)
 

@@ -12,7 +12,7 @@ UNPROVEN = f"each of {MAX_READS} reads returned different bytes; check the netwo
 
 
 class WrongReads:
-    """Record of the wrong reads of one range in a file (FETCH-1)."""
+    """Record of reads that returned wrong bytes for one range of a file (FETCH-1)."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()

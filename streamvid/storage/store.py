@@ -97,7 +97,7 @@ class Store(Protocol):
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         """Fill each buffer with the bytes of the file at the corresponding offset. Nearby ranges share a request.
 
-        Raises StorageError if the file ends too early, or if `version` is given and the file has another version.
+        Raises StorageError if the file ends too early, or if `version` is given and is not the file's current version.
         """
         ...
 
@@ -147,7 +147,7 @@ class Store(Protocol):
 
 
 def check_relative(path: str) -> str:
-    """Return `path`.
+    """Check a relative path, and return it unchanged.
 
     Raises StorageError if `path` is empty or absolute, or contains "..", NUL or a backslash (SAFE-1).
     """

@@ -61,7 +61,7 @@ class Transport:
         raise NotImplementedError
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
-        """Return the bytes in a range. Raises RequestError if `version` is not "" and the object has another version.
+        """Return the bytes in a range. Raises RequestError if `version` is neither "" nor the object's current version.
 
         `is_wanted` is called only after the response has begun. After it has returned False, the read may end early,
         with any error or result.

@@ -38,8 +38,8 @@ def redact(url: str) -> str:
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
     """Return the store at a local path or at a file://, s3:// or memory:// URL. `options` apply to object stores.
 
-    Other object stores are opened through fsspec packages, which is untested. This function opens no connection and
-    creates no file.
+    Other object stores are opened through fsspec packages; streamvid is not tested with these packages. This function
+    opens no connection and creates no file.
 
     Raises ConfigError if the path or URL contains credentials, and StorageError if the URL is not supported.
     """
@@ -64,8 +64,8 @@ def _check_local(path: str) -> None:
     scheme, _, rest = path.partition(":/")
     if scheme in _BUCKETS and not rest.startswith("/"):
         raise StorageError(
-            f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? If this is the name of a "
-            "folder, prefix it with ./"
+            f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? To use a folder with this "
+            "name, prefix the name with ./"
         )
 
 

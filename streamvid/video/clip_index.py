@@ -162,7 +162,7 @@ class ClipIndex:
 
     @property
     def frame_times(self) -> Int64s:
-        """Timestamps of all frames, ascending."""
+        """Timestamps of all frames, in ascending order."""
         return self.times if self.facts.is_sequential else self.times[self._order]
 
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
@@ -175,7 +175,7 @@ class ClipIndex:
         return self.window_of(range(start, start + num_frames * stride, stride))
 
     def window_of(self, numbers: Sequence[int]) -> PacketWindow:
-        """Return the packets needed to decode the frames `numbers`, which must be ascending.
+        """Return the packets needed to decode the frames `numbers`, which must be in ascending order.
 
         A repeated frame is assigned only to its first output slot.
         Raises DecodeError if the clip has fewer frames, no usable key packet, or two packets with the same timestamp.

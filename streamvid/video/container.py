@@ -41,9 +41,12 @@ class FarFile(RangeFile):
     """Remote file that can skip byte ranges that are not needed."""
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
-        """Read the ranges in `heads`. Afterwards, return zeros for all other unread bytes in the ranges in `bodies`.
+        """Read the byte ranges in `heads`.
 
-        Each range is a pair (start, end) of byte offsets."""
+        From then on, all other unread bytes within the ranges in `bodies` are returned as zeros.
+
+        Each range is a (start, end) pair of byte offsets.
+        """
         raise NotImplementedError
 
     def leave_out_nothing(self) -> None:
@@ -149,7 +152,7 @@ class VideoFile:
 
     @property
     def margins(self) -> Margins:
-        """Margins that the container declares for the stream's frames."""
+        """Cropping margins that the container declares for the stream's frames."""
         is_mov, videos = self.container_name == "mov", self.container.streams.video
         return self._margins.get(self.stream.id if is_mov else videos.index(self.stream), NO_MARGINS)
 
@@ -183,8 +186,8 @@ class VideoFile:
     def bodies_left_out(self) -> Iterator[None]:
         """Read only the first bytes of a remote file's key frames inside the `with` block.
 
-        Other packet data reads as zeros. This applies if the container's index contains sizes, times and key frames,
-        and the codec needs nothing else from packets. Bytes between packets are always read from the file.
+        Other packet data reads as zeros. Nothing is left out unless the container's index contains sizes, times and key
+        frames, and the codec needs nothing else from packets. Bytes between packets are always read from the file.
         """
         far = self._far
         if far is None or self.container_name != "mov" or self.codec_name not in _INDEXED_CODECS:
@@ -304,7 +307,7 @@ def _refuse_by_name(head: bytes, needs_pictures: bool) -> None:
 
 
 def _is_heif_still(head: bytes) -> bool:
-    """Return whether a file in the MP4 family is a still HEIF or AVIF image. head: its first bytes."""
+    """Return whether a file in the MP4 family is a still HEIF or AVIF image. head: first bytes of the file."""
     size = int.from_bytes(head[:4], "big") if head[4:8] == b"ftyp" else 0
     brands = {head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))}
     return head[8:12] in STILL_BRANDS and not brands & SEQUENCE_BRANDS

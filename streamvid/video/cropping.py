@@ -25,7 +25,7 @@ _BOTTOM, _TOP, _LEFT, _RIGHT, _WIDTH, _HEIGHT = 0x54AA, 0x54BB, 0x54CC, 0x54DD, 
 
 
 def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
-    """Return the margins of all streams. The keys are stream IDs in MOV, and video track numbers in Matroska.
+    """Return the cropping margins of all streams. The keys are stream IDs in MOV, and video track numbers in Matroska.
 
     The result is empty if finding the boxes would require more reads than any real file needs.
     """
@@ -111,7 +111,7 @@ def _links(data: bytes) -> Iterator[tuple[int, list[int]]]:
 
 
 def _margins(clap: bytes, width: int, height: int) -> Margins:
-    """Return the margins of a `clap` box, which stores the size and the center offset of the clean aperture."""
+    """Return the margins defined by a `clap` box, which stores the size and the center offset of the clean aperture."""
     numbers = struct.unpack_from(">IIIIiIiI", clap)
     if not all(numbers[1::2]):
         return NO_MARGINS

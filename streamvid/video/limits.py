@@ -40,7 +40,10 @@ CODECS = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on files. If a file exceeds a limit, `probe` raises ProbeError, and `decode_into` raises DecodeError."""
+    """Limits on media files.
+
+    If a file exceeds a limit, `probe` raises ProbeError, and `decode_into` raises DecodeError.
+    """
 
     max_bytes: int = 16 << 30
     max_pixels: int = 8192 * 4320  #: per frame, counted as in FFmpeg: some decoders pad rows to 64 pixels

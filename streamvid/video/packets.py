@@ -70,7 +70,7 @@ class PacketTable:
     def decode_starts(self, first_frame: int, last_frame: int) -> list[tuple[int, int]]:
         """Return (timestamp, ordinal) of up to two key packets from which these frames can be decoded, best first.
 
-        The second is the key packet before the first, in case decoding cannot start at the first.
+        The second packet precedes the first. It is needed only if decoding cannot start at the first.
         """
         first_needed = min(self.ordinals[first_frame : last_frame + 1])
         wanted_from = self.timestamps[first_frame]
@@ -79,7 +79,7 @@ class PacketTable:
 
 
 def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | None = None) -> PacketTable:
-    """Read all packets once.
+    """Read all packets once, and return the packet table.
 
     Raises ProbeError if the file ends early or exceeds a limit, or if timestamps do not identify each frame.
 
@@ -94,7 +94,7 @@ def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | 
             ordinal = len(rows)
             if ordinal >= video.limits.max_frames:
                 raise ProbeError(
-                    f"the video has more packets than the limit max_frames={video.limits.max_frames}", kind="limit"
+                    f"the video has more packets than max_frames={video.limits.max_frames} allows", kind="limit"
                 )
             if packet.is_corrupt:
                 raise ProbeError(_broken_off(video, ordinal), kind="damaged")
@@ -170,7 +170,8 @@ def _recognised(
     for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
         if _row(packet) != row:
             raise DecodeError(
-                f"packet {number} of the video changed while the file was being read; do not modify the file"
+                f"packet {number} of the video changed while the file was being read; do not modify the file while it "
+                "is in use"
             )
         yield number, packet
 
@@ -202,7 +203,7 @@ def _refuse_png_bomb(packet: memoryview) -> None:
 
 
 def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = None) -> Iterator[VideoFrame]:
-    """Yield all frames decoded from packets `first` to `stop` (exclusive) in decode order, from a fresh decoder.
+    """Decode packets `first` to `stop` (exclusive, in decode order) with a new decoder, and yield all frames.
 
     Raises ProbeError, with a message that begins with `problem`, if decoding fails.
     """
@@ -313,7 +314,7 @@ def _broken_off(video: VideoFile, num_found: int) -> str:
     if promised > num_found:
         problem = f"the file ends early: it declares {promised} frames, but only {num_found} are complete"
     else:
-        problem = f"the file ends early or is damaged: packet {num_found} of the video is incomplete"
+        problem = f"the file ends early or is damaged: video packet {num_found} is incomplete"
     return f"{problem}; copy or download the file again"
 
 

@@ -25,8 +25,8 @@ _LOOSE_CODECS = frozenset({"mpeg4", "msmpeg4v3"})
 def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> VideoInfo:
     """Read the properties of a video or an image from a path, bytes, a buffer, or a seekable binary file.
 
-    Only the containers and codecs of `limits` are allowed. JPEG, PNG, WebP, BMP and TIFF files are images with one
-    frame (other pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a
+    Only the containers and codecs listed in `limits` are allowed. JPEG, PNG, WebP, BMP and TIFF files are images with
+    one frame (other pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a
     video; an animated WebP is rejected.
     verify: True to decode every frame and compare the frames with the packets.
 
@@ -62,7 +62,9 @@ def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool
     for stop in (first + 1, len(table.rows)):
         for frame in decoded(video, problem, first, stop):
             if frame.is_corrupt:
-                raise ProbeError("the first key frame of the video is damaged", kind="damaged")
+                raise ProbeError(
+                    "the first key frame of the video is damaged; copy or download the file again", kind="damaged"
+                )
             return read_frame_format(video, frame), frame.interlaced_frame
     raise ProbeError(problem, kind="damaged")
 

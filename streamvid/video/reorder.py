@@ -23,7 +23,7 @@ _MAX_GROUP_BYTES = 1 << 28
 
 
 def stores_decode_times(container: str, codec: str) -> bool:
-    """Return whether packets of this container and codec need `display_times`."""
+    """Return whether packets with this container and codec must be passed through `display_times`."""
     return container == "avi" and codec in _GROUPS
 
 
@@ -45,7 +45,7 @@ def display_times(
         num_bytes += packet.size
         if num_bytes > _MAX_GROUP_BYTES:
             raise ProbeError(
-                f"a group of pictures has more than {_MAX_GROUP_BYTES} bytes, the limit in AVI files; "
+                f"a group of pictures is larger than {_MAX_GROUP_BYTES} bytes, the limit for AVI files; "
                 "re-encode the file (ffmpeg -i IN OUT.mp4)",
                 kind="limit",
             )

@@ -146,7 +146,7 @@ def declare_x264(decoder: VideoCodecContext, core: int) -> None:
 def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
     """Prepare a decoder to start at a key frame of this stream.
 
-    The color tags from its previous stream are replaced.
+    The color tags from the decoder's previous stream are replaced.
     """
     decoder.colorspace, decoder.color_range, decoder.color_primaries, decoder.color_trc = info.color
     set_reorder_depth(decoder, info.codec, info.reorder_depth)

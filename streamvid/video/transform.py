@@ -29,11 +29,12 @@ _TURNS: dict[int, Filters] = {
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """Part of a frame to keep. It has the aspect ratio of the target.
+    """Part of a frame to keep. The part has the aspect ratio of the target picture.
 
     left, top: offset of the part in the displayed frame, as a share of the available margin, in units of 2**-32 (0 to
         2**32 - 1). A crop therefore selects the same part regardless of how a video is rotated.
-    scale: ratio of the part's side lengths to those of the largest possible part, in units of 2**-16 (1 to 2**16).
+    scale: ratio of the part's side lengths to the side lengths of the largest possible part, in units of 2**-16 (1 to
+        2**16).
     """
 
     left: int

@@ -71,7 +71,8 @@ def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Pat
     lora = LoraConfig(base_model="dit", checkpoint=tmp_path / "a", preset_path=tmp_path / "b", preset_model="dit")
     with pytest.raises(
         ConfigError,
-        match=r"checkpoint is .*/a and model.lora.preset_path is .*/b, which does not exist.*peft folder",
+        match=r"checkpoint is .*/a, which does not exist, and model.lora.preset_path is .*/b, which does not exist; "
+        ".*peft folder",
     ):
         make(lora, factory="no_such_package:build")
     with pytest.raises(ConfigError, match="c.safetensors does not exist"):

@@ -346,7 +346,7 @@ def test_a_checkpoint_of_other_layers_rank_or_alpha_is_refused(tmp_path: Path) -
     ):
         adapted(target_modules="q", checkpoint=path)
     with pytest.raises(
-        ConfigError, match=r"lora_A.weight has shape \(4, 16\), but \(8, 16\) is required with model.lora.rank=8"
+        ConfigError, match=r"lora_A.weight has shape \(4, 16\), but model.lora.rank=8 requires \(8, 16\)"
     ):
         adapted(target_modules="q,v", rank=8, alpha=4, checkpoint=path)
     with pytest.raises(ConfigError, match=r"alpha is 8, but .* have alpha 4.0; set model.lora.alpha=4.0"):

@@ -31,7 +31,7 @@ from tests.video.clips import VIDEO_NAMES, ClipFolder, decode_with_ffmpeg
 
 REFUSED = {
     "theora.ogv": "FFmpeg cannot store theora in MP4 or QuickTime files",
-    "vp8_hidden.webm": "some packets have no timestamp or share one with another packet",
+    "vp8_hidden.webm": "some packets have no timestamp, or have the same timestamp as another packet",
 }
 SOME = (
     *("h264_open_gop.mp4", "hevc_open_gop.mp4", "h264.ts", "mpeg4_b_frames.avi"),

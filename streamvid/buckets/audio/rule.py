@@ -19,11 +19,11 @@ _MAX_FACTOR = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SampleRule:
-    """Rule for the number of audio samples: the value of k * factor + remainder that is closest to the duration.
+    """Rule for the number of audio samples in a window: k * factor + remainder, for a whole number k.
 
-    The rule `exact` (1k) rounds the duration of the frames to whole samples. A grid such as `640k` yields a whole
-    number of latents from a model's audio encoder. If two counts are equally close, the larger one is used. Raises
-    ConfigError for invalid values.
+    The number that is closest to the duration of the frames is used; on a tie, the larger number. The rule `exact` (1k)
+    allows every number. A rule such as `640k` ensures that a model's audio encoder returns a whole number of latents.
+    Raises ConfigError for invalid values.
     """
 
     factor: int = 1
@@ -43,8 +43,8 @@ class SampleRule:
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None
         if match is None:
             raise ConfigError(
-                f"rule={text!r} is not a valid rule for audio sample counts; write 'exact', or a grid such as "
-                "'640k' or '800k+1'"
+                f"rule={text!r} is not a valid rule for audio sample counts; write 'exact', a multiple "
+                "such as '640k', or a multiple plus an offset such as '800k+1'"
             )
         return cls(int(match[1]), int(match[2] or 0))
 
@@ -54,14 +54,14 @@ class SampleRule:
         return f"{self.factor}k+{self.remainder}" if self.remainder else f"{self.factor}k"
 
     def num_samples(self, num_frames: int, fps: Fraction, sample_rate: int) -> int:
-        """Return the number of audio samples, at least 1, for `num_frames` frames at `fps` frames per second."""
+        """Return the number of audio samples (at least 1) for `num_frames` frames at `fps` frames per second."""
         exact = num_frames / fps * sample_rate
         count = max(0, round_half_up((exact - self.remainder) / self.factor))
         return count * self.factor + self.remainder or self.factor
 
 
 def round_half_up(value: Fraction) -> int:
-    """Return the nearest integer, or the larger of two that are equally near."""
+    """Return the nearest integer; halves are rounded up."""
     return math.floor(value + Fraction(1, 2))
 
 
@@ -69,7 +69,7 @@ def round_half_up(value: Fraction) -> int:
 class AudioPreset:
     """Audio format on which a published model was trained.
 
-    source: where the numbers come from.
+    source: origin of these values.
     """
 
     sample_rate: int

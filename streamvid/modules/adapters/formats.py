@@ -54,7 +54,7 @@ def encode_adapters(
     adapters: maps each layer's name, as in diffusers or in the original code, to its adapter. Names from known families
         are converted to the names that the format uses; other names stay unchanged.
     base: dotted name of the model in the training module.
-    dropout: dropout probability in training, for the metadata.
+    dropout: dropout probability used in training, which is recorded in the metadata.
     family: see `original_names`.
     """
     match format:
@@ -103,7 +103,7 @@ def _kohya(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 def _config(adapters: Mapping[str, Adapter], dropout: float) -> dict[str, Any]:
     """Return peft's configuration.
 
-    Its patterns list the layers whose rank or alpha differs from the most frequent one.
+    Its patterns list the layers whose rank or alpha differs from the most frequent value.
     """
     rank, alpha = _most(adapters)
     return {

@@ -13,7 +13,7 @@ from streamvid.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Adapter of one layer. It adds alpha / rank · up @ down to the layer's weight.
+    """Adapter for one layer. It adds alpha / rank · up @ down to the layer's weight.
 
     down: tensor of shape (rank, inputs, …), also called A.
     up: tensor of shape (outputs, rank, …), also called B.
@@ -41,7 +41,7 @@ def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: st
 
     tensors: NAME.lora_A.weight and NAME.lora_B.weight for each layer.
     scales: maps each layer name to alpha / rank.
-    where: description of the file, for errors.
+    where: description of the file, used in error messages.
     """
     found: dict[str, Adapter] = {}
     for key in tensors:
@@ -95,7 +95,10 @@ def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
 
 
 def split(adapter: Adapter, shares: Sequence[int], where: str) -> list[Adapter]:
-    """Split the adapter of a fused layer into one per original layer. All of them share the down projection."""
+    """Split the adapter of a fused layer into one per original layer.
+
+    All resulting adapters share the down projection.
+    """
     rows = adapter.up.shape[0]
     if rows % sum(shares):
         raise ConfigError(f"{where}: the adapter has {rows} outputs; allowed: a multiple of {sum(shares)}")

@@ -19,7 +19,7 @@ from streamvid.modules.parts import some
 
 @dataclass(frozen=True)
 class Rule:
-    """One layer, as named in the original code and in diffusers.
+    """Names of one layer in the original code and in diffusers.
 
     theirs: name in the original code.
     ours: names in diffusers; several layers if the original layer concatenates their outputs.
@@ -33,7 +33,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Family:
-    """Layer names in one family of models."""
+    """Layer names for one model family."""
 
     name: str
     rules: tuple[Rule, ...]
@@ -203,7 +203,7 @@ _COMFY_PARTS = (
 
 
 def plain_layer(layer: str) -> str:
-    """Convert a layer name in ComfyUI to the layer's original name. Return any other name unchanged."""
+    """Convert a ComfyUI layer name to the layer's original name. Return any other name unchanged."""
     if not layer.startswith(("double_blocks.", "single_blocks.")):
         return layer
     block, number, part = layer.split(".", 2)

@@ -45,7 +45,7 @@ class AdapterFile:
 def read_adapters(path: Path, field: str, layers: Collection[str] = (), name: str | None = None) -> AdapterFile:
     """Read an adapter file.
 
-    field: option that names the file, for messages.
+    field: option that names the file, used in error messages.
     layers: names of all parts of the model, if the model is available. Original names are converted if the model uses
         diffusers names.
     name: dotted name of the model in the training module; keys in the file may begin with this name.

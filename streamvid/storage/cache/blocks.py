@@ -277,7 +277,8 @@ class BlockCache:
     ) -> list[CacheBlock]:
         """Read or fetch the blocks. Return the blocks that other readers are fetching.
 
-        Readers cannot deadlock: the first call never waits, and the second call acquires locks in ascending order.
+        This method is called at most twice per read. Readers cannot deadlock: the first call never waits, and the
+        second call acquires locks in ascending order.
         """
         missing: list[CacheBlock] = []
         busy: list[CacheBlock] = []

@@ -203,7 +203,10 @@ class CacheFolder:
         return kept
 
     def num_bytes(self) -> int:
-        """Return the ledger's total without waiting for its lock, or 0 if there is no valid ledger."""
+        """Return the total size of the cached files according to the ledger, or 0 if there is no valid ledger.
+
+        This method does not wait for the ledger's lock.
+        """
         try:
             descriptor = os.open(f"{self.root}/{_LEDGER}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:

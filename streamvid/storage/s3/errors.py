@@ -46,7 +46,7 @@ def error_of_body(status: int, text: str, headers: Mapping[str, str], options: S
 
 
 def error_of_client(error: BaseException, options: StorageOptions) -> RequestError:
-    """Convert an error from s3fs or botocore to a RequestError. The original text is omitted: it may contain keys."""
+    """Convert an error from s3fs or botocore to a RequestError. Omit the original text, which may contain keys."""
     if isinstance(error, RequestError):
         return error
     chain = [error, error.__cause__, error.__context__]

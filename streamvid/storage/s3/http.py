@@ -32,8 +32,8 @@ class Connections:
     """Connections to one server, which are reused after a response is read to its end. Thread-safe.
 
     Each request is sent once. Raises OSError if a connection fails, and ValueError if the response is not HTTP. The
-    OSError is a TimeoutError if connecting takes longer than `connect_seconds`, or if no bytes arrive, or the headers
-    remain incomplete, for `stall_seconds`. The actual wait may be up to twice as long.
+    OSError is a TimeoutError if connecting takes longer than `connect_seconds`, if no bytes arrive for `stall_seconds`,
+    or if the headers are still incomplete after `stall_seconds`. The actual wait may be up to twice as long.
 
     tls: function that creates the TLS context. It is called for the first https connection.
     """
@@ -223,7 +223,7 @@ class HttpResponse:
         num_bytes = self._connection.readinto(view)
         if self._left is not None:
             if not num_bytes:
-                raise ConnectionResetError("IncompleteRead: the connection was closed")
+                raise ConnectionResetError("IncompleteRead: the connection was closed before the end of the response")
             self._left -= num_bytes
             if self._is_chunked and not self._left:
                 self._connection.until(b"\r\n", self._deadline())

@@ -109,7 +109,9 @@ class S3Transport(Transport):
     def _check_range(self, response: Any, start: int, num_bytes: int) -> None:
         status, headers = response.status_code, response.headers
         if status == 416:
-            raise RequestError(f"the object ends before byte {start + num_bytes}, the end of the read", "short")
+            raise RequestError(
+                f"the object ends before byte {start + num_bytes}, where the requested range ends", "short"
+            )
         if status == 200:
             raise RequestError(
                 "the server ignored the requested range, so it does not behave like an S3 server",

@@ -42,8 +42,9 @@ class Span:
 
 
 def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int) -> Span:
-    """Return the span of source samples that determines `num_samples` delivered samples, starting at `first_sample`.
+    """Return the span of source samples needed to compute `num_samples` delivered samples.
 
+    first_sample: position of the first delivered sample.
     out_rate, in_rate: sample rates of the delivered samples and of the source.
     """
     margin = reach(in_rate, out_rate)
@@ -64,9 +65,9 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Layer:
-    """Decoded samples of shape (channels, n) with one layout and rate, starting at position `start`.
+    """Decoded samples that share one channel layout and sample rate.
 
-    Pieces are drawn only within `span`.
+    The array has shape (channels, n), and its first sample is at position `start`. Pieces are drawn only within `span`.
     """
 
     layout: str
@@ -76,17 +77,20 @@ class _Layer:
     samples: Float32s
 
     def silence(self, begin: int, end: int, rate: int) -> None:
-        """Silence the time from sample `begin` to sample `end`, both counted at the sample rate `rate`."""
+        """Silence the samples from `begin` to `end` (exclusive).
+
+        rate: sample rate at which both positions are counted.
+        """
         low, high = -(-begin * self.rate // rate) - self.start, -(-end * self.rate // rate) - self.start
         self.samples[:, max(0, low) : max(0, high)] = 0
 
 
 class Canvas:
-    """Window of the delivered grid, starting at `first_sample`. `render` fills `out`, of shape (channels, samples).
+    """Window of delivered audio, starting at `first_sample`. `render` fills `out`, which has shape (channels, samples).
 
-    Each layout and sample rate has a layer, on which decoded pieces are drawn unchanged. A layer that needs no
-    conversion is `out` itself. Channels are mixed and rates are converted once per layer, because converting each piece
-    separately would be slow.
+    Each combination of layout and sample rate has its own layer, on which decoded pieces are drawn unchanged. A layer
+    that needs no conversion is `out` itself. Channels are mixed and rates are converted once per layer, because
+    converting each piece separately would be slow.
     """
 
     def __init__(self, first_sample: int, out: Float32s, audio: AudioFormat) -> None:
@@ -100,7 +104,7 @@ class Canvas:
         return int(self._out.shape[1])
 
     def draw(self, position: int, samples: Float32s, layout: str, rate: int) -> None:
-        """Draw samples of shape (channels of `layout`, n).
+        """Draw `samples`, an array with shape (channels of `layout`, n).
 
         position: position of the first sample, counted at `rate`.
         """

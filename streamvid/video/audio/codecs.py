@@ -58,7 +58,7 @@ _ESCAPE = 31  # object types such as xHE-AAC, whose packets depend on far earlie
 
 
 def preroll(codec: str, extradata: bytes, sample_rate: int) -> tuple[int, int]:
-    """Return (number of samples, number of packets) to decode before the first wanted packet.
+    """Return how much to decode before the first wanted packet, as (number of samples, number of packets).
 
     sample_rate: sample rate of the decoded samples, in Hz.
     """
@@ -72,5 +72,5 @@ def preroll(codec: str, extradata: bytes, sample_rate: int) -> tuple[int, int]:
 
 
 def can_start_anywhere(codec: str, extradata: bytes) -> bool:
-    """Return whether decoding of an indexed codec can start at any packet, if the preroll is decoded first."""
+    """Return whether decoding of an indexed codec can start at any packet if the preroll is decoded first."""
     return codec != "aac" or not extradata or extradata[0] >> 3 != _ESCAPE

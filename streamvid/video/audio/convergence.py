@@ -22,10 +22,10 @@ _TOLERANCE = 1e-6
 
 
 def short_preroll(info: AudioStreamInfo, packets: Iterable[memoryview]) -> int | None:
-    """Return the codec's entry in SHORT_PREROLLS if that preroll suffices before every packet of the stream.
+    """Return the codec's entry in SHORT_PREROLLS if that preroll is long enough for every packet in the stream.
 
-    Return None if the preroll is too short before at least one packet, or if SHORT_PREROLLS does not list the codec.
-    The measurement stops at the first packet that decodes incorrectly.
+    Return None if the preroll is too short for at least one packet, or if SHORT_PREROLLS does not list the codec. The
+    measurement stops at the first packet that decodes incorrectly.
     """
     wanted = SHORT_PREROLLS.get(info.codec)
     if wanted is None:

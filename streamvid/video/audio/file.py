@@ -18,7 +18,7 @@ _OVERLAP_SECONDS = 10
 
 
 def own_zero(source: Source, limits: Limits = LIMITS) -> Fraction:
-    """Return the time at which a separate audio or video file begins, in seconds on the timeline of that file.
+    """Return the time at which a separate audio or video file begins, in seconds on that file's timeline.
 
     This is the time of the first video frame or, in a file without pictures, of the first audio sample. In many
     containers, this time is not 0. For example, MP3 files begin with the encoder's delay, and transport streams begin

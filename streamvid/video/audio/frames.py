@@ -75,7 +75,7 @@ def samples_of(frame: AudioFrame) -> Float32s:
 
 
 def frame_of(samples: Float32s, layout: str, sample_rate: int) -> AudioFrame:
-    """Return a packed float frame with `samples`, an array of shape (channels, n)."""
+    """Return a packed float frame that contains `samples`, an array of shape (channels, n)."""
     from av.audio.frame import AudioFrame
 
     packed = np.ascontiguousarray(samples.T, np.float32).reshape(1, -1)
@@ -113,9 +113,9 @@ class AudioChain:
         self._graph = graph
 
     def run(self, samples: Float32s | None) -> list[AudioFrame]:
-        """Filter the next samples, of shape (channels, n), and return the frames that are ready.
+        """Filter the next samples, an array of shape (channels, n), and return the frames that are ready.
 
-        None ends the input.
+        Pass None to end the input and get the remaining frames.
         """
         import av
 

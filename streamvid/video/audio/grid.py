@@ -49,7 +49,7 @@ def round_half_up(value: Fraction) -> int:
 
 
 def first_sample_at(seconds: Fraction, sample_rate: int) -> int:
-    """Return the first sample of a window that begins at `seconds` on the presentation timeline."""
+    """Return the position of the first sample in a window that begins at `seconds` on the presentation timeline."""
     return round_half_up(seconds * sample_rate)
 
 

@@ -93,7 +93,7 @@ class AudioIndex:
         return _segment_edges(self.offsets, self.sizes)
 
     def from_first_sample(self) -> AudioIndex:
-        """Return the same index, with positions relative to its first sample (see `own_zero`)."""
+        """Return a copy of this index whose positions are relative to the first sample (see `own_zero`)."""
         return replace(self, positions=self.positions - self.positions[int(np.argmax(self.counts > 0))])
 
     @property
@@ -102,9 +102,10 @@ class AudioIndex:
         return int((self.offsets + self.sizes).max())
 
     def window(self, first_sample: int, num_samples: int, sample_rate: int) -> AudioPackets:
-        """Return the packets needed to decode `num_samples` samples on the delivered grid, starting at `first_sample`.
+        """Return the packets needed to decode a window of `num_samples` delivered samples.
 
-        sample_rate: sample rate of the delivered grid, in Hz.
+        first_sample: position of the first delivered sample, counted at `sample_rate`.
+        sample_rate: sample rate of the delivered audio, in Hz.
         """
         span = needed_span(first_sample, num_samples, sample_rate, self.info.sample_rate)
         begins, ends = self.positions, self.positions + self.counts

@@ -18,7 +18,7 @@ _CHUNK = 1 << 14  # larger arrays get fresh memory from the system, whose first 
 
 
 def mix(samples: Float32s, layout: str, num_channels: int) -> Float32s:
-    """Mix `samples`, of shape (channels of `layout`, n), to an array of shape (num_channels, n)."""
+    """Mix `samples`, which has shape (channels of `layout`, n), into an array of shape (num_channels, n)."""
     matrix = mixing_matrix(layout, len(samples), num_channels)
     if matrix is None:
         return samples
@@ -40,7 +40,7 @@ def _mix(samples: Float32s, matrix: Float32s, out: Float32s) -> None:
 
 @lru_cache(64)
 def mixing_matrix(layout: str, num_sources: int, num_channels: int) -> Float32s | None:
-    """Return the matrix, with shape (num_channels, num_sources), or None if no mixing is needed.
+    """Return the mixing matrix, which has shape (num_channels, num_sources), or None if no mixing is needed.
 
     Each column is libswresample's output for an input of 1 in a single channel.
     """

@@ -105,7 +105,7 @@ class _Positions:
         return self._next is None
 
     def place(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
-        """Return the position of the first sample of `frame`. following: the frames after `frame`."""
+        """Return the position of the first sample in `frame`. following: the frames after `frame`."""
         if frame.rate != self._rate:
             self._change_rate(frame.rate)
         position = self._next
@@ -137,7 +137,7 @@ class _Positions:
             self._tolerance = max(self._sample, self._tick * 3 // 2)
 
     def _continues(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> bool:
-        """Return whether the frame continues the run at the counted position, even if its timestamp deviates."""
+        """Return whether a frame's counted position is right, even if the frame's timestamp deviates from it."""
         if not self._is_counted:
             return False
         step = self._deviation(frame, position)
@@ -150,7 +150,7 @@ class _Positions:
         return abs(step) <= self._jitter and not is_lasting
 
     def _start(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
-        """Return the position of a run's first frame.
+        """Return the position of a frame that does not continue the previous frames.
 
         The position is computed from the frame's own timestamp, and corrected by the median deviation of the following
         frames if that deviation is at most 1.5 ticks but larger than the rounding of two timestamps can explain.
@@ -164,7 +164,7 @@ class _Positions:
         return position
 
     def _deviations(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> list[int]:
-        """Return how far the timestamps of the following frames deviate from the sample count, in units.
+        """Return the deviation, in units, of each following frame's timestamp from the sample count.
 
         position: position of `frame`, from which the samples are counted.
         """
@@ -178,7 +178,7 @@ class _Positions:
         return found
 
     def _deviation(self, frame: DecodedFrame, position: int) -> int:
-        """Return by how many units a frame's timestamp deviates from `position`, the position of the first sample."""
+        """Return the deviation, in units, of a frame's timestamp from `position`, the position of the first sample."""
         return self._units(frame) - (position + frame.head) * self._sample
 
     def _units(self, frame: DecodedFrame) -> int:

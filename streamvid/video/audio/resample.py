@@ -22,24 +22,27 @@ _CHUNK = 1 << 14  # larger arrays get fresh memory from the system, whose first 
 
 
 def phase_step(in_rate: int, out_rate: int) -> int:
-    """Return the step, in input samples, at which input and output samples coincide."""
+    """Return the interval, in input samples, at which input and output samples coincide."""
     return in_rate // math.gcd(in_rate, out_rate)
 
 
 def reach(in_rate: int, out_rate: int) -> int:
-    """Return how many input samples before and after the time of an output sample contribute to that sample."""
+    """Return how many input samples on each side of an output sample contribute to that output sample."""
     return 0 if in_rate == out_rate else _num_taps(in_rate, out_rate) // 2 + 2
 
 
 def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
-    """Resample `samples`, of shape (channels, n), to `out_rate`. The first samples of input and output coincide.
+    """Resample `samples`, an array of shape (channels, n), to `out_rate`.
 
-    Raises DecodeError if the rates need a filter of more than 64 MiB.
+    The first input and output samples coincide.
+
+    Raises DecodeError if the two rates require a filter larger than 64 MiB.
     """
     phases = min(_MAX_PHASES, out_rate // math.gcd(in_rate, out_rate))
     if phases * _num_taps(in_rate, out_rate) > _MAX_COEFFICIENTS:
         raise DecodeError(
-            f"the audio has a sample rate of {in_rate} Hz, which cannot be resampled to {out_rate} Hz; re-encode it"
+            f"audio with a sample rate of {in_rate} Hz cannot be resampled to {out_rate} Hz; re-encode it at a common "
+            "sample rate, such as 48000 Hz"
         )
     # One channel at a time, because libswresample takes twice as long to separate and to interleave packed channels.
     channels = [_resample(channel[None], in_rate, out_rate) for channel in samples]
@@ -50,15 +53,17 @@ def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
 
 
 def stretch(samples: Float32s, num_samples: int, sample_rate: int) -> Float32s:
-    """Stretch `samples`, of shape (channels, n), to `num_samples` samples at the same pitch (FFmpeg's atempo).
+    """Stretch `samples`, an array of shape (channels, n), to `num_samples` samples without changing the pitch.
 
-    The result deviates from the ideal timing by at most 1/12 s, or by at most 1/30 s if the result is at most
-    5 % longer than the input. Raises DecodeError unless the speed is between MIN_SPEED and MAX_SPEED.
+    FFmpeg's atempo filter is used. The result deviates from the ideal timing by at most 1/12 s, or by at most 1/30 s if
+    the result is at most 5 % longer than the input.
+    Raises DecodeError unless the resulting playback speed is from MIN_SPEED to MAX_SPEED.
     """
     speed = samples.shape[1] / num_samples
     if not MIN_SPEED <= speed <= MAX_SPEED:
         raise DecodeError(
-            f"the audio cannot be played {speed:.3g} times as fast; speeds from {MIN_SPEED} to {MAX_SPEED} are allowed"
+            f"the audio would be played at {speed:.3g} times its original speed; the factor must be from "
+            f"{MIN_SPEED} to {MAX_SPEED}"
         )
     # Above a factor of 2, a single filter would skip samples.
     count = max(1, math.ceil(abs(math.log2(speed))))

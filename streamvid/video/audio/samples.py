@@ -32,7 +32,7 @@ _MAX_INCOMPLETE = 16
 class Piece:
     """Decoded samples of one frame, without priming and padding.
 
-    - position: position of the first sample, in samples at `sample_rate` from the timeline's zero.
+    - position: position of the first sample, as the number of samples at `sample_rate` since time 0.
     - samples: float32 array of shape (channels, n); integers are divided by 2^(bits - 1).
     - layout: FFmpeg's name for the channel layout.
     - packet: ordinal of the packet after which the decoder returned the frame.
@@ -62,7 +62,7 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
         for number, packet in enumerate(packet for packet in packets if packet.size):
             if packet.is_corrupt:
                 raise ProbeError(
-                    f"the file ends early or is damaged: packet {number} of the audio is incomplete; copy or download "
+                    f"the file ends early or is damaged: audio packet {number} is incomplete; copy or download "
                     "the file again",
                     kind="damaged",
                 )
@@ -162,14 +162,14 @@ def check_frames(frames: list[AudioFrame]) -> None:
         ):
             raise ProbeError(
                 f"the audio has {channels} channels, a sample rate of {rate} Hz and {frame.samples} samples per frame; "
-                f"allowed are up to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} "
+                f"allowed: up to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} "
                 "values per frame",
                 kind="limit",
             )
 
 
 def packet_of(data: memoryview) -> Packet[Any]:
-    """Return a packet that contains a copy of the data. It is padded, because decoders read beyond a packet's end."""
+    """Return a packet that contains a padded copy of the data, because decoders read beyond a packet's end."""
     from av.packet import Packet
 
     packet: Packet[Any] = Packet(len(data))
@@ -178,7 +178,7 @@ def packet_of(data: memoryview) -> Packet[Any]:
 
 
 def _layout_error(frame: AudioFrame) -> ProbeError | None:
-    """Return the error that `check_layout` raises for a frame, or None. Check every frame that a packet returns."""
+    """Return the error that `check_layout` raises for a frame, or None if it raises no error."""
     try:
         check_layout(frame.layout)
     except ProbeError as error:
@@ -187,7 +187,7 @@ def _layout_error(frame: AudioFrame) -> ProbeError | None:
 
 
 def declared_cut(data: Packet[Any] | AudioFrame) -> tuple[int, int] | None:
-    """Return how many samples to cut from the start and end of a packet or frame, or None if this is not declared."""
+    """Return how many samples to cut from the start and end of a packet or frame, or None if no cut is declared."""
     from av.packet import Packet
     from av.sidedata.sidedata import Type
 

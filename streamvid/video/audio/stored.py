@@ -30,12 +30,12 @@ def decode_audio_packets(
 ) -> AudioResult:
     """Decode the packets from `AudioIndex.window` into `out`, a float32 array of shape (channels, samples).
 
-    packets: field `packets` of the AudioPackets.
-    data: the clip's bytes in the byte range that the AudioPackets specify.
-    first_sample: the window's first sample on the delivered grid, as passed to `window`.
+    packets: the field `packets` of an AudioPackets object.
+    data: the clip's bytes in the byte range that this object specifies.
+    first_sample: position of the window's first sample, as passed to `window`.
 
-    The result depends only on the arguments. Each call therefore opens a new decoder, which takes 0.02 to 0.4 ms: some
-    decoders replace noise with random numbers, and continue the random sequence even after a flush.
+    The result depends only on the arguments. Some decoders replace noise with random numbers, and continue the random
+    sequence even after a flush. Each call therefore opens a new decoder, which takes 0.02 to 0.4 ms.
     Raises DecodeError if a packet does not decode (the contents of `out` are then undefined).
     """
     check_out(out, audio)

@@ -23,7 +23,7 @@ MAX_EXTRADATA_BYTES = 1 << 16  # Vorbis stores its code books there
 
 @dataclass(frozen=True, slots=True)
 class AudioStreamInfo:
-    """Description of an audio stream, with which its packets can be decoded without a container.
+    """Description of an audio stream that suffices to decode the stream's packets without a container.
 
     - codec: FFmpeg's name for the codec.
     - extradata: the codec header as stored in the container.
@@ -119,7 +119,7 @@ def info_of(stream: AudioStream) -> AudioStreamInfo:
         )
     except DecodeError as error:
         raise ProbeError(
-            f"the audio has {layout.nb_channels} channels and a sample rate of {context.sample_rate} Hz; allowed are "
+            f"the audio has {layout.nb_channels} channels and a sample rate of {context.sample_rate} Hz; allowed: "
             f"up to {MAX_CHANNELS} channels and {MIN_RATE} to {MAX_RATE} Hz",
             kind="limit",
         ) from error
@@ -128,7 +128,7 @@ def info_of(stream: AudioStream) -> AudioStreamInfo:
 def stream_decoder(stream: AudioStream) -> AudioCodecContext:
     """Return a decoder for a stream.
 
-    For an indexed codec, the decoder is set up as for packets without a container.
+    For an indexed codec, the decoder is set up in the same way as for packets without a container.
     """
     if stream.codec_context.codec.canonical_name not in INDEXED_CODECS:
         return stream.codec_context
@@ -156,7 +156,10 @@ def open_audio_decoder(info: AudioStreamInfo) -> AudioCodecContext:
         decoder.layout = info.layout
         decoder.open()
     except (av.FFmpegError, ValueError) as error:
-        raise DecodeError(f"the audio cannot be decoded: its header ({info.codec}) is invalid") from error
+        raise DecodeError(
+            f"the audio cannot be decoded: its {info.codec} codec header is invalid; "
+            "re-encode the file, or copy the dataset again"
+        ) from error
     return decoder
 
 

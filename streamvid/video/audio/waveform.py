@@ -26,7 +26,7 @@ class Waveform:
 def read_waveform(
     source: Source, num_parts: int, duration_seconds: float, limits: Limits = STORED_LIMITS
 ) -> Waveform | None:
-    """Return the waveform of a file's default audio stream from `own_zero` on, or None if the file has no audio.
+    """Return the waveform of a file's default audio stream, starting at `own_zero`, or None if the file has no audio.
 
     duration_seconds: duration of the video, or of the audio if there is no video. It is divided into `num_parts` equal
         parts.

@@ -25,7 +25,7 @@ def find_box(read_at: ReadAt, start: int, end: int, *path: bytes) -> Box | None:
 
 
 def boxes(read_at: ReadAt, start: int, end: int) -> Iterator[Box]:
-    """Yield the boxes between two offsets of a file. Stop at a box that is damaged."""
+    """Yield the boxes between two offsets of a file. Stop at the first damaged box."""
     for _ in range(MAX_BOXES):
         if start + 8 > end:
             return

@@ -51,20 +51,23 @@ def _is_hevc_entry(packet: memoryview, header: bytes) -> bool:
 def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether an MPEG-1 or MPEG-2 picture is intra-coded (ISO/IEC 13818-2, 6.2.3).
 
-    The start code is followed by 10 bits of temporal reference and 3 bits of coding type, where 1 means intra.
+    The start code is followed by a 10-bit temporal reference and a 3-bit coding type, where 1 means intra.
     """
     return after(packet, b"\0\0\1\0").take(10, 3)[1] == 1
 
 
 def _is_mpeg4_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether an MPEG-4 picture is intra-coded (ISO/IEC 14496-2, 6.2.5): 2 bits after the start code are 0."""
+    """Return whether an MPEG-4 picture is intra-coded (ISO/IEC 14496-2, 6.2.5).
+
+    If it is, the 2 bits after the start code are 0.
+    """
     return after(packet, b"\0\0\1\xb6").take(2)[0] == 0
 
 
 def _is_h263_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether an H.263 picture is intra-coded (ITU-T H.263, 5.1).
 
-    The header is 22 bits of start code, 8 bits of temporal reference, and PTYPE or PLUSPTYPE.
+    The header consists of a 22-bit start code, an 8-bit temporal reference, and PTYPE or PLUSPTYPE.
     """
     start, _, _, source_format, coding_type = Bits(packet).take(22, 8, 5, 3, 1)
     if start != 1 << 5:
@@ -79,19 +82,19 @@ def _is_h263_entry(packet: memoryview, _header: bytes) -> bool:
 def _is_flv1_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether a Sorenson H.263 picture is intra-coded.
 
-    The header is 17 bits of start code, 5 of version, 8 of temporal reference, 3 of size and 2 of coding type.
+    The header consists of a start code (17 bits), version (5), temporal reference (8), size (3) and coding type (2).
     """
     *_, size = Bits(packet).take(17, 5, 8, 3)
     return Bits(packet).take(17, 5, 8, 3, {0: 16, 1: 32}.get(size, 0), 2)[-1] == 0
 
 
 def _is_msmpeg4_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether an MS-MPEG4 (version 2 or 3) or WMV 1 picture is intra-coded: its first 2 bits are 0."""
+    """Return whether an MS-MPEG4 (version 2 or 3) or WMV 1 picture is intra-coded (its first 2 bits are then 0)."""
     return Bits(packet).take(2)[0] == 0
 
 
 def _is_wmv2_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a WMV 2 picture is intra-coded: its first bit is 0."""
+    """Return whether a WMV 2 picture is intra-coded (its first bit is then 0)."""
     return Bits(packet).take(1)[0] == 0
 
 
@@ -114,12 +117,12 @@ def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def _is_vp8_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a VP8 picture is a key frame: its first bit is 0 (RFC 6386, 9.1)."""
+    """Return whether a VP8 picture is a key frame, whose first bit is 0 (RFC 6386, 9.1)."""
     return not packet[0] & 1
 
 
 def _is_theora_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a Theora packet is an intra frame: its first two bits are 0 (Theora specification, 7.1)."""
+    """Return whether a Theora packet is an intra frame, whose first 2 bits are 0 (Theora specification, 7.1)."""
     return not packet[0] & 0xC0
 
 

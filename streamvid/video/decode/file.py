@@ -73,7 +73,7 @@ def decode_pictures(
     choose: Choose | None = None,
     crop: Crop | None = None,
 ) -> PictureColor:
-    """Decode like `decode_into`, but in any picture format. Return the color of the pictures.
+    """Decode frames as `decode_into` does, but in any picture format. Return the color of the pictures.
 
     out: uint8 array of shape (T, picture.num_bytes). Each row receives one picture.
     choose: function that selects frames from the packet table; `start` and `stride` are then ignored. It returns

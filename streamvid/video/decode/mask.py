@@ -33,10 +33,12 @@ def check_mask_format(pixel_format: str) -> None:
 
 
 class MaskReader:
-    """Reader that resamples the values in mask frames according to a Transform. All frames have the format of `frame`.
+    """Reader that resamples the values in mask frames according to a Transform.
 
-    The value of a pixel is its palette index, its red channel if frames are RGB, and otherwise its luma from 0 to 255.
-    Raises ProbeError for frames with more than 8 bits per value.
+    All frames must have the format of `frame`.
+
+    A pixel's value is its palette index in frames with a palette, its red channel in RGB frames, and its luma (0 to
+    255) in all other frames. Raises ProbeError for frames with more than 8 bits per value.
     """
 
     def __init__(self, frame: VideoFrame, frame_format: FrameFormat, transform: Transform) -> None:

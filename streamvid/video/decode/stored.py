@@ -56,13 +56,14 @@ class StoredDecoder:
         crop: Crop | None = None,
         num_threads: int = 1,
     ) -> PictureColor:
-        """Decode the frames of a PacketWindow into `out`, of shape (T, picture.num_bytes). Return the pictures' color.
+        """Decode the frames of a PacketWindow into `out`, and return the color of the pictures.
 
-        Each row receives one picture. A row to which no packet is assigned repeats the previous picture.
+        `out` has shape (T, picture.num_bytes). Each row receives one picture. A row to which no packet is assigned
+        repeats the previous picture.
 
         packets, key_time: fields of the PacketWindow.
         data: the clip's bytes in the byte range that the PacketWindow specifies.
-        numbers: frame numbers in the clip, for messages.
+        numbers: frame numbers within the clip, used in error messages.
         crop: part of each frame to keep; None to keep the largest centered part.
 
         Raises DecodeError if a frame does not decode.

@@ -51,7 +51,7 @@ def decode_window(
     packets: (packet, bool) pairs; the bool is True if the packet's picture is wanted.
     wanted: maps the timestamp of each wanted frame to its output slot.
     key_time: timestamp of the key frame at which decoding starts.
-    numbers: for messages, the number of each slot's frame within the clip; None if unknown.
+    numbers: number of each slot's frame within the clip, used in error messages; None if unknown.
     Raises DecodeError if a wanted frame does not decode or is damaged.
     """
     missing, to_feed = dict(wanted), len(wanted)

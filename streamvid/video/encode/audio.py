@@ -83,7 +83,7 @@ class AudioWindow:
         yield self._only
 
     def blocks_of(self, source: Source, first_sample: int) -> Iterator[tuple[Samples, bool]]:
-        """Yield the audio of another source from `first_sample` on, in blocks of the same sizes as in `blocks`."""
+        """Yield the audio of another source from `first_sample` on, in blocks as large as those from `blocks`."""
         try:
             for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
                 yield samples, found.is_present
@@ -123,7 +123,7 @@ def track_format(stream: AudioStream, codec: MadeAudioCodec) -> AudioFormat:
 
 
 def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
-    """Return FFmpeg's options for a clip's MP4 file. The flag bitexact omits dates and versions.
+    """Return FFmpeg's options for a clip's MP4 file. The bitexact flag keeps dates and version numbers out of the file.
 
     The pictures begin at time 0 and are not reordered. Only the packets of an audio track may begin before time 0,
     because lossy decoders need some packets to start. An edit list hides the samples of these packets, and ends exactly
@@ -217,7 +217,7 @@ def check_track(data: bytes, window: AudioWindow) -> None:
         if not (is_right and is_present):
             raise DecodeError(
                 f"the audio in the written clip from second {second} onward differs from what was encoded; report "
-                "this as a bug, and choose --audio-codec flac"
+                "this as a bug, and use --audio-codec flac until it is fixed"
             )
         second += _BLOCK_SECONDS
 
@@ -252,7 +252,7 @@ def _smoothed(values: NDArray[np.float32], width: int) -> NDArray[np.float64]:
 
 
 def _loudest(values: NDArray[np.float64], size: int) -> int:
-    """Return the start of the `size` consecutive values with the largest energy, as a multiple of `size`."""
+    """Split the values into blocks of length `size`, and return the start of the block with the most energy."""
     starts = range(0, max(1, len(values) - size // 2), size)
     return max(starts, key=lambda start: float(np.square(values[start : start + size]).sum()))
 

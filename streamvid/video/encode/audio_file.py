@@ -19,11 +19,11 @@ from streamvid.video.limits import Limits
 def encode_audio_file(
     source: Source, start: Fraction, seconds: Fraction, codec: MadeAudioCodec, limits: Limits
 ) -> MadeClip:
-    """Encode `seconds` of a file's audio, beginning `start` seconds after the file's own zero (see `own_zero`).
+    """Encode `seconds` of a file's audio, beginning `start` seconds after the time that `own_zero` returns.
 
     The result is an MP4 file whose first sample is the source sample nearest to that time. The file is silent where the
-    source has no audio, and is decoded as a check before it is returned. The same arguments give the same bytes.
-    Raises ProbeError if the file has no audio that can be read, and DecodeError if the audio does not decode.
+    source has no audio, and is decoded as a check before it is returned. The same arguments give the same bytes. Raises
+    ProbeError if the file has no audio that can be read, and DecodeError if the audio does not decode.
     """
     begin = time.process_time()
     zero = own_zero(source, limits)

@@ -121,10 +121,14 @@ def picture_checksum(frame: VideoFrame) -> int:
 def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> None:
     times = [Fraction(time) * table.time_base for time in table.timestamps]
     if times != [tick * timeline.time_base for tick in timeline.ticks]:
-        raise DecodeError(f"the {len(times)} timestamps differ from the {len(timeline.ticks)} expected timestamps")
+        raise DecodeError(
+            f"the timestamps differ from the expected ones ({len(times)} were found, {len(timeline.ticks)} expected)"
+        )
     wanted = tuple(range(0, len(times), encoding.gop))
     if table.keyframes != wanted:
-        raise DecodeError(f"the key frames are {table.keyframes[:8]}; there must be one every {encoding.gop} frames")
+        raise DecodeError(
+            f"the key frames are {table.keyframes[:8]}, but there must be one every {encoding.gop} frames"
+        )
 
 
 def _check_frame(frame: VideoFrame, number: int, table: PacketTable, tags: ColorTags, checksums: list[int]) -> None:

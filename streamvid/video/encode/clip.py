@@ -162,7 +162,7 @@ def _encode_from(
     limits: Limits,
     key: tuple[int, int],
 ) -> tuple[bytes, float]:
-    """Encode the source, decoding from a key packet on. Return (bytes of the clip, luma PSNR in decibels)."""
+    """Decode the source, starting at a key packet, and encode it. Return (bytes of the clip, luma PSNR in decibels)."""
     numbers, written = timeline.numbers, 0
     made: list[tuple[Cover, ClipWriter]] = []
 

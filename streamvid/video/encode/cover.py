@@ -66,7 +66,7 @@ class ColorTags:
 class Cover:
     """Converter that turns frames in the format of `frame` into (height, width) pictures, like `Transform.cover`.
 
-    bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
+    bars: number of pixels to crop from the displayed frame before scaling, as (left, top, right, bottom).
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited-range BT.709); "yuvj420p" and
         "yuvj444p" are full-range BT.601 for JPEG; "rgb24" is RGB; "gray" stores a mask's values (MaskReader).
     tags: color tags of the output.

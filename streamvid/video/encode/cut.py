@@ -48,7 +48,7 @@ _DURATIONS = (
 
 
 class Cutter:
-    """Cutter for windows of an opened video, whose packet table is read only once.
+    """Cutter that extracts windows from an opened video. The packet table is read only once.
 
     source: the opened file. has_audio: False to omit the audio.
     Raises ProbeError if the video is not supported; see `probe`.
@@ -119,7 +119,7 @@ class Cutter:
         times = [None if row[0] is None else row[0] - zero for row in table.rows[first : last + 1]]
         known = [time for time in times if time is not None]
         if len(set(known)) < len(times):
-            raise _refused("some packets have no timestamp or share one with another packet")
+            raise _refused("some packets have no timestamp, or have the same timestamp as another packet")
         keys = {ordinal for _, ordinal in table.keys}
         packets = packets_from(video, table, first)  # it may reopen the video, which replaces the stream
         with _muxing(), closing(_Writer(video, line.time_base, sound)) as writer:
@@ -143,7 +143,7 @@ class Cutter:
         wanted = {**asdict(self._format), "codec": self._video.codec_name}
         for name, value in wanted.items():
             if getattr(info, name) != value:
-                raise _refused(f"{name} would change from {value} to {getattr(info, name)}")
+                raise _refused(f"the copy would have {name}={getattr(info, name)} instead of {value}")
         return probe(data, self._video.limits, verify=True) if verify else info
 
 
@@ -214,7 +214,7 @@ class _Writer:
     def finish(self, ticks: int) -> bytes:
         """Return the contents of the file.
 
-        The edit list of the file ends after `ticks`, so that later frames are hidden.
+        The file's edit list ends after `ticks`, so that later frames are hidden.
         """
         if self._track is not None:
             self._track.write_until(None)

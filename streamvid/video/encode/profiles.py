@@ -46,9 +46,9 @@ class Encoding:
     """Encoding options for native clips.
 
     - codec: "h264" (fast to decode), "av1" (smallest), "mjpeg" (independent pictures), "ffv1" (lossless).
-    - crf: quality; lower values mean higher quality and larger clips. Allowed are 1 to 51 for h264 (default 18), 1 to
-      63 for av1 (default 24), and quantizers 2 to 31 for mjpeg (default 3). None selects the default, and is the only
-      value allowed for ffv1.
+    - crf: quality; lower values mean higher quality and larger clips. The allowed values are 1 to 51 for h264
+      (default 18), 1 to 63 for av1 (default 24), and quantizers 2 to 31 for mjpeg (default 3). None selects the
+      default, and is the only value allowed for ffv1.
     - gop: number of frames from one key frame to the next, 1 to 600. No GOP refers to another. 0 selects the codec's
       default: 16 for h264 and av1; 1 for mjpeg and ffv1, which allow no other value.
 

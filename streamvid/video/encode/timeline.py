@@ -79,7 +79,10 @@ def make_timeline(
 
 
 def num_frames_at(seconds: Fraction, fps: Fraction) -> int:
-    """Return the number of frames at the rate `fps` in a source that lasts `seconds`, rounded and at least 1."""
+    """Return the number of frames at the rate `fps` in a source that lasts `seconds`.
+
+    The number is rounded to an integer, and is at least 1.
+    """
     return max(1, int(seconds * fps + Fraction(1, 2)))
 
 

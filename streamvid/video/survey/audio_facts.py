@@ -50,7 +50,7 @@ class AudioFacts:
 
 
 def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | None:
-    """Decode a file's audio once, and return facts about the audio, or None if the file has no audio.
+    """Decode a file's audio once, and return its AudioFacts, or None if the file has no audio.
 
     Raises ProbeError if the file cannot be read, or if the audio does not decode or is not allowed.
     """
@@ -145,9 +145,9 @@ class FactsMeasure:
 
 
 def _num_clipped(loudness: Float32s) -> int:
-    """Return the number of values at full scale in runs of at least 3.
+    """Return the number of values at full scale that are in a run of at least 3 such values.
 
-    loudness: absolute values, of shape (channels, n).
+    loudness: array of absolute values, with shape (channels, n).
     """
     is_full = loudness >= _FULL_SCALE
     if not is_full.any():

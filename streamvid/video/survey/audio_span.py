@@ -13,7 +13,7 @@ from streamvid.video.limits import LIMITS, Limits
 
 @dataclass(frozen=True, slots=True)
 class AudioSpan:
-    """Time that a file's default audio stream covers, and the stream's format.
+    """Time range that a file's default audio stream covers, and the stream's format.
 
     - codec: FFmpeg's name for the codec.
     - sample_rate, num_channels: sample rate in Hz and number of channels, as the container declares them.
@@ -30,7 +30,7 @@ class AudioSpan:
 
 
 def read_audio_span(source: Source, limits: Limits = LIMITS) -> AudioSpan | None:
-    """Return the time that a file's audio covers, or None if the file has no audio.
+    """Return the time range that a file's audio covers, or None if the file has no audio.
 
     For a remote MP4, only the index is read. Raises ProbeError if the packets cannot be read or the codec is not
     allowed.

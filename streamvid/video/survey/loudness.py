@@ -44,7 +44,10 @@ class LoudnessMeter:
             self._run()
 
     def finish(self) -> float | None:
-        """Return the loudness in LUFS, or None if nothing is above the gate of -70 LUFS or the rate is below 8 kHz."""
+        """Return the loudness in LUFS.
+
+        Return None if all audio is below the gate of -70 LUFS, or if the sample rate is below 8 kHz.
+        """
         self._run()
         powers = np.array(self._powers)
         if len(powers) < _STEPS_PER_BLOCK or not self._is_possible:
