@@ -268,7 +268,8 @@ class _Watch:
                 return leases
             if not has_told:
                 _logger.warning(
-                    "%s was used by a process on %s; waiting up to %.0f s to see whether that process is still running",
+                    "%s may still be in use by a process on %s; waiting up to %.0f s to find out whether that process "
+                    "is running",
                     *(self._store.url, held[0].note.host, EXPIRE_SECONDS),
                 )
                 has_told = True
@@ -326,7 +327,7 @@ def _parse(data: bytes) -> LeaseNote:
 
 
 def note_bytes(admits_tasks: bool) -> bytes:
-    """Return the content of the lease file if this process renews its lease now."""
+    """Return the content that the lease file would have if this process renewed its lease now."""
     pid = os.getpid()
     return json.dumps(asdict(LeaseNote(socket.gethostname(), pid, _process(pid), time.time(), admits_tasks))).encode()
 
@@ -340,7 +341,7 @@ def _machine() -> str:
 
 
 def _process(pid: int) -> str:
-    """Return an identifier for a process that no later process on this machine can have, or "" if it has ended."""
+    """Return an identifier for a process that is never reused on this machine, or "" if the process has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -107,7 +107,7 @@ class GroupedOption(click.Option):
 
 @functools.cache
 def _declaration(name: str) -> tuple[OptionInfo, type]:
-    """Return (declaration, flag type) for the TrainConfig option with this dotted name."""
+    """Return the declaration and the flag type of the TrainConfig option with this dotted name."""
     cls: type = TrainConfig
     *sections, last = name.split(".")
     for section in sections:
@@ -123,9 +123,7 @@ def _declaration(name: str) -> tuple[OptionInfo, type]:
 FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
     "Dataset": (
         DiffsynthFlag("dataset_base_path", help="Media folder, sealed dataset, or output folder of sft:data_process."),
-        DiffsynthFlag(
-            "dataset_metadata_path", help="Metadata file for the media (CSV, JSON or JSONL), with one row per clip."
-        ),
+        DiffsynthFlag("dataset_metadata_path", help="Metadata file (CSV, JSON or JSONL) with one row per clip."),
         DiffsynthFlag("dataset_repeat", help="Number of times to deliver each clip per epoch.  [default: 1]", kind=int),
         DiffsynthFlag("dataset_num_workers", "data.num_workers"),
         DiffsynthFlag("data_file_keys", help="Metadata columns that contain file paths.  [default: image,video]"),
@@ -165,7 +163,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         ),
     ),
     "Output": (
-        DiffsynthFlag("output_path", "output", "Output folder of the run or of the features.", theirs="./models"),
+        DiffsynthFlag("output_path", "output", "Output folder for the run or for the features.", theirs="./models"),
         DiffsynthFlag("save_steps", "checkpoints.steps"),
         DiffsynthFlag("remove_prefix_in_ckpt", "checkpoints.remove_prefix", parse=_child_prefix, theirs="pipe.dit."),
     ),
@@ -264,8 +262,8 @@ class TrainRequest:
     def resolve(self, shard: Shard) -> TrainConfig:
         """Return the configuration of the run. If the flags describe a dataset that does not exist yet, shard it first.
 
-        Raises ConfigError for invalid settings, and the same errors as `shard`. As far as possible without the data,
-        settings are validated before sharding starts.
+        Raises ConfigError for invalid settings, and the same errors as `shard`. Settings that can be checked without
+        the data are validated before sharding starts.
         """
         tree = {} if self.file is None else read_yaml(self.file)
         sets = {line.partition("=")[0].strip(): line.partition("=")[2] for line in self.overrides}
@@ -322,7 +320,7 @@ class TrainRequest:
 def flag_options(
     given: Given, named: Collection[str], *, has_config: bool, task: str | None = None
 ) -> dict[str, object]:
-    """Return the TrainConfig options set by flags, by dotted name, except the options that `data_options` returns.
+    """Return the values of the TrainConfig options that flags set, by dotted name, except those from `data_options`.
 
     named: options that are in the file or in --set.
     has_config: True if a file is given; without a file, DiffSynth-Studio's defaults apply.

@@ -50,7 +50,7 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode or cut the missing clips. Return an assignment in which samples with failed clips are rejections.
+    """Encode or cut the missing clips. Return an assignment in which samples whose clips failed are rejected.
 
     Raises TasksUnfinished if other tasks have not finished their clips yet.
     """
@@ -118,7 +118,7 @@ def restore_clips(
         if finding.get("sha256") != wanted[key].clip.sha256:
             reason = finding.get("rejected", "the new clip has different bytes")
             raise StorageError(
-                f"a clip of {wanted[key].file.source} is missing and cannot be recreated: {reason}; run the command "
+                f"a clip from {wanted[key].file.source} is missing and cannot be recreated: {reason}; run the command "
                 "with --abandon (streamvid.sharder.sharder.abandon) to remove the unfinished work, then start again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
@@ -267,7 +267,8 @@ def _name(key: Key) -> str:
 
 
 def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
-    """Return the clip of a job. Raises Rejected if the clip could not be made or does not satisfy the options."""
+    """Return the clip that a job made. Raises Rejected if the clip could not be made or does not satisfy the
+    options."""
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
     clip = Clip(**{**finding, "path": _name(job.key)})

@@ -53,8 +53,8 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
 def single_file_remedy(file: str) -> str:
     """Return advice for a user who specified a file instead of a model's folder."""
     return (
-        "use the folder of the pipeline that it belongs to, for the VAE and the text encoders, and the file for the "
-        f"transformer: --model FOLDER --set model.args.transformer={file}"
+        "specify the folder of its pipeline, which contains the VAE and the text encoders, and use the file for the "
+        "transformer: --model FOLDER --set model.args.transformer={file}"
     )
 
 
