@@ -285,8 +285,7 @@ def _noted_dataset(store: Store, url: str) -> DatasetValue:
 
 
 def note_dataset(config: TrainConfig) -> None:
-    """Record the dataset's location in a file next to new features, so that --dataset_base_path can find the
-    dataset."""
+    """Record the dataset's location next to new features, so that --dataset_base_path can find the dataset."""
     if config.data.features.url is not None:
         data = json.dumps({"dataset": _absolute(config.data.dataset)}, indent=1).encode() + b"\n"
         open_store(config.data.features.url, config.data.storage).put(NOTE, data)

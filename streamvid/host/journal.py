@@ -19,8 +19,9 @@ _DIGEST_LETTERS = 16
 
 
 class Journal:
-    """Journal of findings, each stored under a key. Each line has a checksum; incomplete and damaged lines are ignored.
-    Thread-safe.
+    """Journal of findings, each stored under a key. Thread-safe.
+
+    Each line has a checksum; incomplete and damaged lines are ignored.
 
     A key consists of a file state and the other values that identify the finding.
 
@@ -96,8 +97,10 @@ class Journal:
 
 
 def include_any(findings: Findings, lines: Iterable[bytes]) -> None:
-    """Add the findings from a journal, whatever its header. lines: content of the journal; the last line may be
-    incomplete."""
+    """Add the findings from a journal, whatever its header.
+
+    lines: content of the journal; the last line may be incomplete.
+    """
     for line in lines:
         for key, payload in _entry(line) if line.endswith(b"\n") else ():
             findings.put(key, payload)

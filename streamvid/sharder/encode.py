@@ -267,8 +267,10 @@ def _name(key: Key) -> str:
 
 
 def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
-    """Return the clip that a job made. Raises Rejected if the clip could not be made or does not satisfy the
-    options."""
+    """Return the clip that a job made.
+
+    Raises Rejected if the clip could not be made or does not satisfy the options.
+    """
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
     clip = Clip(**{**finding, "path": _name(job.key)})

@@ -40,7 +40,7 @@ APPENDED, ALREADY_THERE = "appended", "already there"
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """Row of one bucket in a report.
+    """Row for one bucket in a report.
 
     num_bytes: total size of the clips in bytes.
     mean_crop: mean fraction of the frame area that is cropped away.

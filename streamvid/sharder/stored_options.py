@@ -39,8 +39,8 @@ def options_like(stored: Mapping[str, Any], given: Mapping[str, Any], url: str) 
         before, now = _comparable(_value(stored, name)), _comparable(_value(asked, name))
         if before != now:
             raise ConfigError(
-                f"{name}: the dataset at {url} has {_short(before)}, but {_short(now)} was given; all samples of a "
-                "dataset have the same options, so omit this option, or build another dataset with it"
+                f"{name}: the dataset at {url} has {_short(before)}, but {_short(now)} was given; all samples in a "
+                "dataset are built with the same options, so omit this option, or build another dataset with it"
             )
     return options
 

@@ -54,7 +54,7 @@ def single_file_remedy(file: str) -> str:
     """Return advice for a user who specified a file instead of a model's folder."""
     return (
         "specify the folder of its pipeline, which contains the VAE and the text encoders, and use the file for the "
-        "transformer: --model FOLDER --set model.args.transformer={file}"
+        f"transformer: --model FOLDER --set model.args.transformer={file}"
     )
 
 

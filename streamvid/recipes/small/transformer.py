@@ -171,8 +171,10 @@ def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_over_time(states: Tensor, length: int) -> Tensor:
-    """Divide the duration of states (B, M, dim) into `length` equal parts. Return the mean of each part (B, length,
-    dim)."""
+    """Divide the duration of states (B, M, dim) into `length` equal parts.
+
+    Return the mean of each part (B, length, dim).
+    """
     return functional.adaptive_avg_pool1d(states.transpose(1, 2), length).transpose(1, 2)
 
 

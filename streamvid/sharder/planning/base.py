@@ -58,7 +58,10 @@ class Base:
 
     @cached_property
     def first_numbers(self) -> dict[str, int]:
-        """First unused shard number by bucket id. Numbers of shards that no longer have samples are not reused."""
+        """Maps each bucket id to its first unused shard number.
+
+        Numbers of shards that no longer have samples are not reused.
+        """
         shards = read_shards(self.dataset.store, self.manifest.files.shards)
         names, codes = shards.bucket_id.names, shards.bucket_id.codes
         return {name: int(shards.number[codes == code].max()) + 1 for code, name in enumerate(names)}
@@ -180,8 +183,8 @@ def _new(
             yield replace(record, columns={name: value_as(record.columns.get(name), types[name]) for name in types})
 
 
-_REMOVED = "samples of this file were removed from the dataset"
-_OTHER = "the dataset has another file with this name, which has a different size"
+_REMOVED = "samples from this file were removed from the dataset"
+_OTHER = "the dataset contains another file with this name and a different size"
 
 
 def _sized(entries: InputRows, field_name: str) -> npt.NDArray[np.uint64]:

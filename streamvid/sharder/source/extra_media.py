@@ -27,7 +27,7 @@ MediaCells: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """File from a conditioning input.
+    """File for a conditioning input.
 
     item: index of the file (starting at 0) if the cell contains a list of files; otherwise None.
     source, path, num_bytes, version: same as in Record.

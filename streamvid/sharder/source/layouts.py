@@ -222,7 +222,7 @@ def _open_prefix(url: str, options: ShardOptions, embedded: EmbeddedFiles) -> _S
 def _one_file(place: Place, name: str, options: ShardOptions, embedded: EmbeddedFiles) -> _Source:
     if options.source.metadata is not None:
         raise SourceError(
-            f"source {place.url}/{name} is a file, and cannot be combined with "
+            f"source {place.url}/{name} is a file, so it cannot be combined with "
             f"source.metadata={str(options.source.metadata)!r} (--metadata); pass the folder that contains the media "
             "as the source, or omit --metadata"
         )

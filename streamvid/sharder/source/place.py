@@ -95,7 +95,7 @@ class Place:
         return StorageOptions()
 
     def media(self, path: str) -> Media:
-        """Return a file for reading. Raises Rejected if `path` is not a file."""
+        """Return a Media that reads the file. Raises Rejected if `path` is not a file."""
         source, found = self.locate(path)
         return Media(found, source, *self.state(found), self.storage)
 

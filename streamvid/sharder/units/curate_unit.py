@@ -44,9 +44,9 @@ class CurateUnit:
 def curate_file(unit: CurateUnit) -> Finding:
     """Measure one file. Runs in a worker.
 
-    The finding has one part per span: the list of the span's scenes. Each scene is a list of the first frame, the frame
-    after the last, and the figures by name. A span has several scenes only if it is divided at hard cuts. The part for
-    a span does not depend on the other spans.
+    The finding has one part per span: the list of the span's scenes. Each scene is a list of the numbers of its first
+    frame and of the frame after its last, and of its figures by name. A span has several scenes only if it is divided
+    at hard cuts. The part for a span does not depend on the other spans.
 
     Raises SourceError if the file has changed since it was listed, and StorageError if the store fails.
     """

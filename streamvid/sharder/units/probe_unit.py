@@ -73,7 +73,7 @@ class Probe:
     has_audio: True if the file has readable audio; None if unknown.
     audio_start_seconds: start time of the audio minus the time of the first frame.
     audio_seconds: duration of the audio.
-    audio_problem: the reason if the file's audio cannot be read; otherwise "".
+    audio_problem: reason that the file's audio cannot be read; otherwise "".
     """
 
     width: int
@@ -259,5 +259,5 @@ def clip_extension(container: str, source: str) -> str:
 
 
 def extension_of_name(suffix: str) -> str:
-    """Return the extension of a clip in a tar. suffix: extension of the source file."""
+    """Return the extension that a clip gets in a tar. suffix: extension of the source file."""
     return _EXTENSIONS_OF_NAMES.get(suffix, suffix)

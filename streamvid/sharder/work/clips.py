@@ -42,7 +42,7 @@ class ClipFolder:
         if hashlib.sha256(data).hexdigest() != sha256:
             store.remove(path)
             raise StorageError(
-                f"a stored clip of {source} in {store.url} was damaged and has been removed; run the same command "
+                f"a stored clip from {source} in {store.url} was damaged and has been removed; run the same command "
                 "again to recreate it"
             )
         return data

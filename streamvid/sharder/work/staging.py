@@ -281,7 +281,10 @@ def check_unused(dest: Destination) -> None:
 
 
 def end_tasks(dest: Destination, lease: Lease) -> None:
-    """Stop admitting tasks, and wait for the leases of lost tasks. Raises DatasetError if a task is running."""
+    """Stop admitting tasks, and wait until the leases of lost tasks have expired.
+
+    Raises DatasetError if a task is running.
+    """
     lease.close_to_tasks()
     wait_until_free(dest.store, LEASES, lambda other: other.name != RUN)
 
