@@ -89,8 +89,7 @@ class Ltx2Training(LtxTraining):
         return super()._encode_one(text, None)
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """If the batch has audio, also return its normalized latents (B, L, C), and a mask of the samples with
-        audio."""
+        """For a batch with audio, also return its normalized latents (B, L, C) and a mask of samples with audio."""
         found = super().conditions(batch, video)
         if "audio" not in batch:
             return found
