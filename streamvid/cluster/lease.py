@@ -243,7 +243,7 @@ def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease],
 
 
 class _Watch:
-    """Observer of leases.
+    """Observer that finds out whether the holders of leases are alive.
 
     A lease that changes proves that its holder is alive. The age of a lease does not, because clocks may differ.
     """
@@ -293,7 +293,7 @@ class _Watch:
 
 
 def find_leases(store: Store, folder: str) -> list[FoundLease]:
-    """Return the latest lease with each name. A damaged lease has an unknown holder.
+    """Return the latest lease for each name. A damaged lease has an unknown holder.
 
     Files that are not leases are ignored.
     """
@@ -341,7 +341,7 @@ def _machine() -> str:
 
 
 def _process(pid: int) -> str:
-    """Return an identifier for a process that is never reused on this machine, or "" if the process has ended."""
+    """Return a process identifier that is never reused on this machine, or "" if the process has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -95,8 +95,8 @@ def submit(jobs: SlurmJobs, options: ClusterOptions) -> list[str]:
 def _refuse_second(jobs: SlurmJobs, own: str = "") -> None:
     """Raise DatasetError if there are other jobs for this destination.
 
-    own: id of this submission's job. If there is one, only jobs with lower ids count, and the job is canceled before
-        the error is raised.
+    own: id of a job that this process has submitted. If it is given, only jobs with lower ids count, and the submitted
+        job is canceled before the error is raised.
     """
     found = re.findall(r"^\d+", _run(["squeue", "--noheader", "--format=%i", f"--name={jobs.name}"]), re.MULTILINE)
     others = sorted({int(number) for number in found if not own or int(number) < int(own)})

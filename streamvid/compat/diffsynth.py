@@ -44,7 +44,7 @@ def _layers(value: str) -> object:
 
 
 def _child_prefix(value: str) -> str:
-    """Remove the prefix `pipe.`, because our models belong to the training module instead of a pipe."""
+    """Remove the prefix `pipe.`, because our models belong to the training module rather than to a pipe."""
     return value.removeprefix("pipe.")
 
 
@@ -294,7 +294,7 @@ class TrainRequest:
     def _check_places(self, sets: Collection[str], said: Collection[str]) -> None:
         """Raise ConfigError if a recipe lacks its model, its dataset or its output folder.
 
-        The message names the flags.
+        The message names the missing flags.
         """
         has_data = self.given.get("dataset_base_path") is not None
         missing = [

@@ -130,7 +130,7 @@ class _Spans:
         return zip(self.starts.tolist(), self.stops.tolist(), strict=True)
 
     def files(self) -> Rows[MeasuredFile]:
-        """Return the files that must be decoded, ordered by each file's first record."""
+        """Return the files that must be decoded, ordered by the first record that uses each file."""
         is_measured = (self.stops > 0).tolist()
         names = ("path", "num_bytes", "version", "source")
         rows = zip(self.records.tuples(*names), self, strict=True)

@@ -253,7 +253,7 @@ def journal_header(options: ShardOptions) -> dict[str, object]:
 def _holds(finding: Finding | None, options: ShardOptions) -> bool:
     """Return True if a finding is still valid.
 
-    A rejection is not valid if it was recorded under different worker limits; the clip is then made again.
+    A rejection is no longer valid if it was recorded under different worker limits; the clip is then made again.
     """
     return finding is not None and finding.get("worker_limits", _worker_limits(options)) == _worker_limits(options)
 
@@ -332,5 +332,5 @@ class _Growth:
 
 
 def _wanted(samples: Iterable[PlannedSample], options: ShardOptions) -> dict[Key, Job]:
-    """Return the jobs for these samples by key."""
+    """Return the jobs for these samples, by `Job.key`."""
     return {job.key: job for sample in samples for job in jobs_of(sample, options)}

@@ -321,7 +321,7 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
 
 def damaged_audio(dataset: Dataset) -> Counted:
-    """Return the number of files whose audio, according to the index, cannot be decoded, with examples."""
+    """Return the number of files whose audio, according to the index, cannot be decoded, and some examples."""
     import pyarrow.compute as pc
 
     names = ["source", "has_audio", "audio_start_seconds"]

@@ -424,8 +424,8 @@ def build_facts(records: RecordSet, options: ShardOptions) -> Build:
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
     """Return the report of the sealed dataset in `store`, or None if the build should proceed.
 
-    If `store` contains a different or unreadable dataset, raise SealedError, which reports the difference, unless
-    `overwrite` is True.
+    Raises SealedError if `store` contains a different or unreadable dataset, unless `overwrite` is True. The message
+    states the difference.
     """
     if store.size(MANIFEST) is None:
         return None

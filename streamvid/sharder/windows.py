@@ -156,7 +156,7 @@ class Timing:
 
 
 def cut_windows(timing: Timing, frames: range, max_seconds: float | None, rate: FrameRate, least: int) -> list[Window]:
-    """Return consecutive windows of about equal length that together contain each of the `frames` once.
+    """Return consecutive windows of about equal length that together cover each of the `frames` exactly once.
 
     A window is longer than `max_seconds` only if it is a single frame, or if shorter windows would have fewer than
     `least` clip frames, the smallest count that a bucket accepts. Windows have about equal durations if `rate` depends

@@ -55,8 +55,8 @@ class ModelFolder:
         """Load a component on the CPU, in eval mode. No random numbers are drawn.
 
         allowed: names of the classes that the recipe supports.
-        file: single file that contains the component's weights, read instead of the weights in the folder. Raises
-        ConfigError if the component is missing, has another class, or cannot be loaded.
+        file: single file that contains the component's weights, read instead of the weights in the folder.
+        Raises ConfigError if the component is missing, has another class, or cannot be loaded.
         """
         found = self.class_of(name)
         if found is None or found not in allowed:
@@ -81,8 +81,8 @@ class ModelFolder:
         found = self.class_of(name)
         if found is None or "ImageProcessor" not in found:
             raise ConfigError(
-                f"{self.root / INDEX}: {name} is {found}, but must be an image processor from transformers; choose "
-                "the recipe for this model's family"
+                f"{self.root / INDEX}: {name} is {found}, but must be an image processor from transformers; use a "
+                "folder written by save_pretrained"
             )
         return self._from_pretrained(_class(found), name)
 
@@ -91,8 +91,8 @@ class ModelFolder:
         found = self.class_of("scheduler")
         if found is None or not found.endswith("Scheduler"):
             raise ConfigError(
-                f"{self.root / INDEX}: scheduler is {found}, but must be a diffusers scheduler; choose the recipe for "
-                "this model's family"
+                f"{self.root / INDEX}: scheduler is {found}, but must be a diffusers scheduler; use a folder written "
+                "by save_pretrained"
             )
         return self._from_pretrained(_class(found), "scheduler")
 
@@ -124,7 +124,7 @@ def open_folder(model: str, download: bool = False) -> ModelFolder:
     """
     missing = [name for name in ("diffusers", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"this recipe requires {' and '.join(missing)}; run pip install 'streamvid[recipes]'")
+        raise ConfigError(f"this recipe requires {' and '.join(missing)}; run `pip install 'streamvid[recipes]'`")
     root = Path(model).expanduser()
     if not root.is_dir() and download:
         from huggingface_hub import snapshot_download

@@ -16,7 +16,7 @@ _WHITE = 128
 
 
 def channels_first(batch: Batch, video: Tensor) -> Tensor:
-    """Return a video in the batch's layout as (B, C, T, H, W)."""
+    """Rearrange a video from the batch's layout to (B, C, T, H, W)."""
     return video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
 
 

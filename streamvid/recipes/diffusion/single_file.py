@@ -29,7 +29,7 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
     if file.suffix != SAFETENSORS:
         raise ConfigError(f"{file}: must be a {SAFETENSORS} file; other formats can run code when they are read")
     if not hasattr(kind, "from_single_file"):
-        raise ConfigError(f"diffusers cannot read {kind.__name__} from a single file; use the model's folder")
+        raise ConfigError(f"diffusers cannot read {kind.__name__} from a single file; use the model's folder instead")
     state = _plain(read_state([file]), f"{config.name}.")
     _require_floats(state, file)
     with quiet():
@@ -84,7 +84,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the progress bars of transformers and diffusers, which would interleave with the log of several ranks."""
+    """Hide the progress bars of transformers and diffusers, which would interleave with the logs of several ranks."""
     import diffusers.utils.logging as of_diffusers
     import transformers.utils.logging as of_transformers
 

@@ -211,7 +211,7 @@ class DiffusionTraining(nn.Module):
         return found
 
     def time_shift(self, latents: Tensor) -> float:
-        """Return the shift of training times for latents (B, C, t, h, w)."""
+        """Return the shift of diffusion times for latents (B, C, t, h, w)."""
         if self.config.time_shift is not None:
             return self.config.time_shift
         return scheduler_shift(self.scheduler.config, self.num_tokens(latents))
@@ -351,7 +351,7 @@ class DiffusionTraining(nn.Module):
         return self.prompt_arguments({f"negative_{name}": rows for name, rows in self.encode_text([""]).items()})
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the pipeline's arguments for encoded texts. texts: tensors (1, …) by name."""
+        """Return the pipeline's arguments for encoded texts. texts: maps names to tensors (1, …)."""
         return texts
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:

@@ -94,7 +94,10 @@ class LtxTraining(DiffusionTraining):
         return found.transpose(1, 2).reshape(len(noisy), -1, t, h, w)
 
     def compression(self) -> tuple[int, int]:
-        """Return (frames per latent frame, pixels per latent side) of the VAE or, without a VAE, of LTX-Video's VAE."""
+        """Return (frames per latent frame, pixels per latent side) for the VAE.
+
+        If no VAE is loaded, return the values for LTX-Video's VAE.
+        """
         return self.size_factors() if hasattr(self, "vae") else (8, 32)
 
     def pipeline_name(self) -> str:

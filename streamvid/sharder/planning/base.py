@@ -58,7 +58,7 @@ class Base:
 
     @cached_property
     def first_numbers(self) -> dict[str, int]:
-        """Maps each bucket id to its first unused shard number.
+        """First unused shard number for each bucket id.
 
         Numbers of shards that no longer have samples are not reused.
         """
@@ -73,7 +73,7 @@ class Base:
 
     @cached_property
     def user_types(self) -> dict[str, str]:
-        """Types of all user columns of the dataset by name, including columns that were added later."""
+        """Types of all user columns in the dataset, by name, including columns that were added later."""
         return _user_types(ColumnGroups.of(self.manifest).schema(self._stored_schema))
 
     @cached_property

@@ -168,7 +168,7 @@ def _length(probe: Probe) -> str:
 
 
 def _apart_seconds(own: Probe, probe: Probe) -> float:
-    """Return the largest time difference between corresponding frames in seconds. Each file's frame 0 has time 0."""
+    """Return the largest time difference, in seconds, between corresponding frames. Each file's frame 0 has time 0."""
     import numpy as np
 
     times: list[Any] = []

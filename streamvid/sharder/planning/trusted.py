@@ -135,10 +135,10 @@ def _state(path: str, options: ShardOptions) -> tuple[int, str]:
 
 
 def confirm(plan: ShardPlan, shards: Sequence[PlannedShard], probes: Probes, options: ShardOptions) -> ShardPlan:
-    """Return the plan with probed instead of stated facts for the samples in these shards. Other shards do not change.
+    """Replace stated with probed facts for the samples in these shards. Return the new plan.
 
-    A sample whose file cannot be used, or would be stored differently, becomes a rejection. Shards keep their names,
-    and a shard can become empty.
+    Other shards do not change. A sample whose file cannot be used, or would be stored differently, becomes a rejection.
+    Shards keep their names, and a shard can become empty.
 
     probes: results of probing the files of `shards`.
     """

@@ -90,7 +90,7 @@ def _cells(column: Column, medium: MediaColumn) -> list[object]:
 
 
 def paths_of(cells: MediaCells) -> list[object]:
-    """Return all paths of conditioning inputs in a row."""
+    """Return the paths of all conditioning inputs in a row."""
     return [path for cell in cells.values() for path in (cell if isinstance(cell, list) else [cell]) if path]
 
 

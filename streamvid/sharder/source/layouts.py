@@ -418,7 +418,7 @@ def _read_dataset(source: _Source) -> SourceInput:
 
 
 def _outside_datasets(source: _Source, suffix: str) -> list[str]:
-    """Return the paths with this suffix, except those inside finished or unfinished streamvid datasets."""
+    """Return the paths with this suffix that are not inside finished or unfinished streamvid datasets."""
     names = [path for path in source.paths if path.lower().endswith(suffix)]
     known: dict[str, bool] = {}
 

@@ -120,7 +120,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ObjectStates:
-    """Cache of object states by URL. States are requested when needed; the state of a missing object is None.
+    """Cache of object states, keyed by URL. States are requested when needed; the state of a missing object is None.
 
     buckets: URLs of the buckets that rows may use; None allows all buckets.
     """

@@ -118,7 +118,7 @@ class InputSummary:
 
 
 def duplicates(files: Iterable[Media]) -> Counted:
-    """Return the number of files with the same content as another file, with examples.
+    """Return the number of files with the same content as another file, and some examples.
 
     A local file is read completely only if another file has the same size and the same first bytes. Objects in a store
     are not read; two objects with the same size and version (ETag) are regarded as equal.

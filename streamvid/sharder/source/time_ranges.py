@@ -70,7 +70,7 @@ class TimeColumns:
         return TimeColumns(tuple(find_column(names, name, (), "source.time_columns") for name in asked))
 
     def cells(self, block: RowBlock) -> list[tuple[object, ...]]:
-        """Return the values of the columns for each row."""
+        """Return the values of these columns for each row."""
         if not self.names:
             return [()] * block.num_rows
         return list(zip(*(block.column(name).values() for name in self.names), strict=True))

@@ -102,7 +102,10 @@ class Probe:
         return max(0.0, (self.audio_start_seconds or 0.0) + (self.audio_seconds or 0.0))
 
     def without(self, bars: Margins) -> Probe:
-        """Return the facts that apply after black bars are cropped. bars: (left, top, right, bottom), in pixels."""
+        """Return the facts about the file after its black bars are cropped.
+
+        bars: (left, top, right, bottom), in pixels.
+        """
         left, top, right, bottom = bars
         return replace(self, width=self.width - left - right, height=self.height - top - bottom) if any(bars) else self
 

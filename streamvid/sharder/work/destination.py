@@ -21,7 +21,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 class Destination:
     """Destination of a dataset.
 
-    store: store of the dataset.
+    store: store that contains the dataset.
     folder: local work folder, which need not exist.
     """
 
