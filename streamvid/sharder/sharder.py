@@ -443,7 +443,7 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
     if overwrite:
         return None
     raise SealedError(
-        f"{store.url} contains a different sealed dataset ({difference}); to add new rows to it, use `streamvid "
+        f"{store.url} contains another sealed dataset ({difference}); to add new rows to it, use `streamvid "
         "append`; otherwise choose another destination, or set work.overwrite=True (--overwrite) to replace it"
     )
 
