@@ -276,7 +276,7 @@ class _Watch:
             time.sleep(_PAUSE_SECONDS)
 
     def _is_held(self, lease: FoundLease) -> bool:
-        """Return False if the lease has ended or expired, and True if this is not known yet.
+        """Return False if the lease has ended or expired, and True while its holder may still be alive.
 
         Raises DatasetError if the holder of the lease is alive."""
         is_left = lease.note.process == _process(os.getpid()) and not _own[_place(self._store, lease.path)]

@@ -91,7 +91,7 @@ def _is_sealed(folder: Path) -> bool:
 
 
 def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
-    """Acquire the lock. While waiting for it, report the progress of the holder from time to time."""
+    """Acquire the lock. While waiting for it, report the holder's progress from time to time."""
     reported = float("-inf")
 
     def report_holder() -> None:

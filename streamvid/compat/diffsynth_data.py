@@ -131,7 +131,7 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
 
 
 def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[str, object]:
-    """Return the values of the TrainConfig options that select the data, by dotted name. Shard the data if necessary.
+    """Map the dotted name of each TrainConfig option that selects the data to its value. Shard the data if necessary.
 
     config: configuration of the run without these options.
 

@@ -79,7 +79,7 @@ def start_worker(
 
 
 def _inherited(opens_stores: bool) -> dict[str, str]:
-    """Return a copy of this process's environment for a worker, without credentials unless it opens stores."""
+    """Return a copy of this process's environment for a worker, without credentials unless the worker opens stores."""
     if opens_stores:
         return dict(os.environ)
     names = (name for name in os.environ if name in _PASSED or name.startswith(_PASSED_PREFIXES))

@@ -84,7 +84,10 @@ def _encoded(
     options: ShardOptions,
     rejections: list[Rejection],
 ) -> Iterator[PlannedSample]:
-    """Yield the samples with the clips that were made. Samples with a failed clip are added to `rejections` instead."""
+    """Yield the samples together with the clips that were made for them.
+
+    Samples with a failed clip are added to `rejections` instead.
+    """
     for sample in samples:
         clips = []
         for job in jobs_of(sample, options):

@@ -169,7 +169,7 @@ class ClipOptions:
 
     @property
     def made_audio(self) -> MadeAudioCodec | None:
-        """Codec of the audio in encoded and cut clips, or None to omit the audio. Cut clips store audio losslessly."""
+        """Audio codec for encoded and cut clips, or None to omit the audio. Cut clips store audio losslessly."""
         if self.audio == "drop":
             return None
         return (self.audio_codec or DEFAULT_AUDIO_CODEC) if self.is_native else "flac"

@@ -120,7 +120,7 @@ class ShardReport:
 
     @property
     def rejected_by_kind(self) -> tuple[RejectedKind, ...]:
-        """Rejections by kind, with examples and remedies."""
+        """Rejections, grouped by kind, with examples and remedies."""
         return by_kind((r.kind, r.row, r.source, r.reason) for r in self.rejections)
 
     @property
@@ -356,7 +356,7 @@ class _Distinct:
 
 @dataclass
 class _Totals:
-    """Totals for the clips in one bucket, for a BucketRow."""
+    """Totals for the clips in one bucket, from which a BucketRow is created."""
 
     num_clips: int = 0
     num_bytes: int = 0

@@ -148,7 +148,7 @@ class DiffusionTraining(nn.Module):
         return {}
 
     def encode_text(self, texts: list[str], images: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
-        """Return the outputs of the pipeline's `encode_prompt` by name, each with shape (B, …).
+        """Encode texts with the pipeline's `encode_prompt`. Return its outputs by name, each with shape (B, …).
 
         images: uint8 (B, 3, H, W), for text encoders that see the first frame.
         """

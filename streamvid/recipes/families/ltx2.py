@@ -163,7 +163,7 @@ class Ltx2Training(LtxTraining):
         return "LTX2ImageToVideoPipeline" if self.config.first_frame == 1 else "LTX2Pipeline"
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
-        """Return the text input for the pipeline's connectors. It is computed here, because it is not stored."""
+        """Return the text input for the pipeline's connectors. The input is computed here because it is not stored."""
         return self._text_states(batch.text[row])
 
     def negative_arguments(self) -> dict[str, Tensor]:

@@ -208,7 +208,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Roles:
-    """Metadata columns by use. A field is None if no column has this use.
+    """Metadata columns, with one field for each use. A field is None if no column has this use.
 
     video: column of media paths.
     num_bytes: column of file sizes in bytes, if the metadata is trusted.
@@ -244,7 +244,7 @@ class _Roles:
         return _Roles(video, captions, options.source.media_columns, times, kinds, sizes)
 
     def uses(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the columns by use, for a SourceSummary. Columns that the layout created are omitted."""
+        """Map each use to its columns, for a SourceSummary. Columns that the layout created are omitted."""
         used = {
             "video": () if self.video is None else (self.video,),
             "caption": self.captions.names,

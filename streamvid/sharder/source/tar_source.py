@@ -179,7 +179,7 @@ class _TarReader:
         return {}
 
     def _parquet(self, name: str) -> dict[str, Mapping[str, object]]:
-        """Return the rows of the Parquet file next to a tar, by sample key, or {} if there is no such file."""
+        """Map each sample key to its row in the Parquet file next to a tar. Return {} if there is no such file."""
         beside = posixpath.splitext(name)[0] + ".parquet"
         if not self.place.is_file(beside):
             return {}

@@ -82,7 +82,7 @@ def _samples(unit: CurateUnit, table: PacketTable) -> dict[int, int]:
 
 
 class _Seen:
-    """Observer that computes the figures and the cuts of a file from its frames."""
+    """Observer that computes a file's figures and hard cuts from its frames."""
 
     def __init__(self, unit: CurateUnit, table: PacketTable) -> None:
         from streamvid.sharder.curation.figures import FIGURES

@@ -48,7 +48,7 @@ class ClipFolder:
         return data
 
     def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of every clip, by name."""
+        """Map the name of each clip to its size in bytes."""
         found: dict[str, int] = {}
         store = self._store()
         places: list[tuple[Store, str]] = [(LocalStore(self.folder), _CLIPS)]

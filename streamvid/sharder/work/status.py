@@ -231,7 +231,7 @@ def _phases(notes: Sequence[_Note]) -> tuple[Phase, ...]:
 
 
 def _count_rejections(dest: Destination) -> dict[str, int]:
-    """Return the number of rejections in all journals, by kind."""
+    """Return the number of rejections of each kind in all journals."""
     findings = Findings()
     for name in JOURNALS:
         if (dest.folder / name).exists():
