@@ -243,7 +243,7 @@ def _refuse(context: click.Context, option: click.Parameter, value: object) -> N
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """Command line of `streamvid train`.
+    """Parsed command line of `streamvid train`.
 
     file: YAML file of a TrainConfig.
     overrides: arguments of --set.
@@ -320,8 +320,7 @@ class TrainRequest:
 def flag_options(
     given: Given, named: Collection[str], *, has_config: bool, task: str | None = None
 ) -> dict[str, object]:
-    """Map the dotted name of each TrainConfig option that a flag sets to its value. Options from `data_options` are
-    omitted.
+    """Map the dotted name of each TrainConfig option that a flag sets to its value. Omit those from `data_options`.
 
     named: options that are in the file or in --set.
     has_config: True if a file is given; without a file, DiffSynth-Studio's defaults apply.

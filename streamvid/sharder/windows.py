@@ -128,7 +128,7 @@ class Timing:
     def frames_in(self, time_range: TimeRange) -> range:
         """Return the frames that begin in a time range.
 
-        Raises Rejected if no frame begins in the range or the range exceeds the video. A range may end up to
+        Raises Rejected if no frame begins in the range or the range extends beyond the video. A range may end up to
         `_SPARE_SECONDS` after the video ends, because times in metadata are often rounded.
         """
         total = self.seconds(0, len(self.timestamps))

@@ -44,7 +44,7 @@ class Base:
     writing: the right to publish the next version; None for a task or a dry run, because neither of them publishes
         anything.
     num_known: number of input rows that the dataset already knows.
-    earlier: maps the hash of a file name to the number of known rows, for input files that have samples.
+    earlier: for input files that already have samples, maps the hash of the file's name to its number of known rows.
     """
 
     dataset: Dataset
