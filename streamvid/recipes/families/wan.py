@@ -155,7 +155,7 @@ class WanTraining(DiffusionTraining):
         return found
 
     def other_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return additional inputs for the transformer by name, each with shape (B, …)."""
+        """Return additional inputs for the transformer, by name. Each input has shape (B, …)."""
         return {"encoder_hidden_states_image": batch.image_embeds} if "image_embeds" in batch else {}
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:

@@ -68,7 +68,7 @@ class StatedFacts:
         return StatedFacts(**found)
 
     def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
-        """Return the facts about a file from the metadata, or a rejection if a fact is missing or invalid."""
+        """Return the facts that the metadata states about a file, or a rejection if a fact is missing or invalid."""
         values: Mapping[str, object] = file.columns if isinstance(file, Record) else {}
         value = values.get
         num_frames = _count(value(self.num_frames))

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _TarSample:
-    """Members of one sample by extension (the part of the name after the first dot).
+    """Members of one sample, keyed by extension (the part of the name after the first dot).
 
     broken: messages about members that cannot be used.
     """
