@@ -243,7 +243,7 @@ def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease],
 
 
 class _Watch:
-    """Observer of leases.
+    """Observer that finds out whether the holders of leases are alive.
 
     A lease that changes proves that its holder is alive. The age of a lease does not, because clocks may differ.
     """
@@ -268,14 +268,15 @@ class _Watch:
                 return leases
             if not has_told:
                 _logger.warning(
-                    "%s was used by a process on %s; waiting up to %.0f s to see whether that process is still running",
+                    "%s may still be in use by a process on %s; waiting up to %.0f s to find out whether that process "
+                    "is running",
                     *(self._store.url, held[0].note.host, EXPIRE_SECONDS),
                 )
                 has_told = True
             time.sleep(_PAUSE_SECONDS)
 
     def _is_held(self, lease: FoundLease) -> bool:
-        """Return False if the lease has ended or expired, and True if this is not known yet.
+        """Return False if the lease has ended or expired, and True while its holder may still be alive.
 
         Raises DatasetError if the holder of the lease is alive."""
         is_left = lease.note.process == _process(os.getpid()) and not _own[_place(self._store, lease.path)]
@@ -292,7 +293,7 @@ class _Watch:
 
 
 def find_leases(store: Store, folder: str) -> list[FoundLease]:
-    """Return the latest lease with each name. A damaged lease has an unknown holder.
+    """Return the latest lease for each name. A damaged lease has an unknown holder.
 
     Files that are not leases are ignored.
     """
@@ -326,7 +327,7 @@ def _parse(data: bytes) -> LeaseNote:
 
 
 def note_bytes(admits_tasks: bool) -> bytes:
-    """Return the content of the lease file if this process renews its lease now."""
+    """Return the content that the lease file would have if this process renewed its lease now."""
     pid = os.getpid()
     return json.dumps(asdict(LeaseNote(socket.gethostname(), pid, _process(pid), time.time(), admits_tasks))).encode()
 
@@ -340,7 +341,7 @@ def _machine() -> str:
 
 
 def _process(pid: int) -> str:
-    """Return an identifier for a process that no later process on this machine can have, or "" if it has ended."""
+    """Return a process identifier that is never reused on this machine, or "" if the process has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

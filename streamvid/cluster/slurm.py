@@ -1,4 +1,4 @@
-"""Slurm engine: submits arrays of tasks as jobs that run a command of this package.
+"""Slurm engine: submits arrays of tasks as jobs that run a streamvid command.
 
 The jobs need no process that outlives the submission: Slurm starts them one after the other, and starts a task again if
 its node fails or its time limit is near.
@@ -41,7 +41,7 @@ class SlurmJobs:
     dest: URL at which the results are stored. It identifies the jobs.
     num_cpus: number of CPUs per task.
     num_arrays: number of arrays that run one after the other.
-    has_last: True to run the command once more at the end, without a task.
+    has_last: True to run the command once more at the end, without `--task`.
     """
 
     verb: str
@@ -95,8 +95,8 @@ def submit(jobs: SlurmJobs, options: ClusterOptions) -> list[str]:
 def _refuse_second(jobs: SlurmJobs, own: str = "") -> None:
     """Raise DatasetError if there are other jobs for this destination.
 
-    own: id of this submission's job. If there is one, only jobs with lower ids count, and the job is canceled before
-        the error is raised.
+    own: id of a job that this process has submitted. If it is given, only jobs with lower ids count, and the submitted
+        job is canceled before the error is raised.
     """
     found = re.findall(r"^\d+", _run(["squeue", "--noheader", "--format=%i", f"--name={jobs.name}"]), re.MULTILINE)
     others = sorted({int(number) for number in found if not own or int(number) < int(own)})

@@ -45,7 +45,7 @@ def cache_folder() -> Path:
 def cached_dataset(
     source: str, options: ShardOptions, progress: ShardProgress, report: Callable[[str], None]
 ) -> tuple[Path, ShardReport | None]:
-    """Return (folder of the dataset, build report) for this input and these options. Build the dataset if necessary.
+    """Return the dataset's folder and build report for this input and these options. Build the dataset if necessary.
 
     The report is None if the dataset already existed or another process built it. If several processes call this
     function at the same time, one of them builds the dataset, and the others wait. Raises the same errors as `shard`,
@@ -91,14 +91,14 @@ def _is_sealed(folder: Path) -> bool:
 
 
 def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
-    """Acquire the lock. While waiting for it, report the progress of the holder from time to time."""
+    """Acquire the lock. While waiting for it, report the holder's progress from time to time."""
     reported = float("-inf")
 
     def report_holder() -> None:
         nonlocal reported
         if time.monotonic() - reported > _REPORT_SECONDS:
             note = path.read_text(errors="replace").strip()
-            report(f"waiting for the process that builds dataset {path.stem}{': ' if note else ''}{note}")
+            report(f"waiting for the process that is building dataset {path.stem}{': ' if note else ''}{note}")
             reported = time.monotonic()
 
     try:

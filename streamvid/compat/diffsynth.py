@@ -44,7 +44,7 @@ def _layers(value: str) -> object:
 
 
 def _child_prefix(value: str) -> str:
-    """Remove the prefix `pipe.`, because our models belong to the training module instead of a pipe."""
+    """Remove the prefix `pipe.`, because our models belong to the training module rather than to a pipe."""
     return value.removeprefix("pipe.")
 
 
@@ -107,7 +107,7 @@ class GroupedOption(click.Option):
 
 @functools.cache
 def _declaration(name: str) -> tuple[OptionInfo, type]:
-    """Return (declaration, flag type) for the TrainConfig option with this dotted name."""
+    """Return the declaration and the flag type of the TrainConfig option with this dotted name."""
     cls: type = TrainConfig
     *sections, last = name.split(".")
     for section in sections:
@@ -123,9 +123,7 @@ def _declaration(name: str) -> tuple[OptionInfo, type]:
 FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
     "Dataset": (
         DiffsynthFlag("dataset_base_path", help="Media folder, sealed dataset, or output folder of sft:data_process."),
-        DiffsynthFlag(
-            "dataset_metadata_path", help="Metadata file for the media (CSV, JSON or JSONL), with one row per clip."
-        ),
+        DiffsynthFlag("dataset_metadata_path", help="Metadata file (CSV, JSON or JSONL) with one row per clip."),
         DiffsynthFlag("dataset_repeat", help="Number of times to deliver each clip per epoch.  [default: 1]", kind=int),
         DiffsynthFlag("dataset_num_workers", "data.num_workers"),
         DiffsynthFlag("data_file_keys", help="Metadata columns that contain file paths.  [default: image,video]"),
@@ -165,7 +163,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         ),
     ),
     "Output": (
-        DiffsynthFlag("output_path", "output", "Output folder of the run or of the features.", theirs="./models"),
+        DiffsynthFlag("output_path", "output", "Output folder for the run or for the features.", theirs="./models"),
         DiffsynthFlag("save_steps", "checkpoints.steps"),
         DiffsynthFlag("remove_prefix_in_ckpt", "checkpoints.remove_prefix", parse=_child_prefix, theirs="pipe.dit."),
     ),
@@ -245,7 +243,7 @@ def _refuse(context: click.Context, option: click.Parameter, value: object) -> N
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """Command line of `streamvid train`.
+    """Parsed command line of `streamvid train`.
 
     file: YAML file of a TrainConfig.
     overrides: arguments of --set.
@@ -264,8 +262,8 @@ class TrainRequest:
     def resolve(self, shard: Shard) -> TrainConfig:
         """Return the configuration of the run. If the flags describe a dataset that does not exist yet, shard it first.
 
-        Raises ConfigError for invalid settings, and the same errors as `shard`. As far as possible without the data,
-        settings are validated before sharding starts.
+        Raises ConfigError for invalid settings, and the same errors as `shard`. Settings that can be checked without
+        the data are validated before sharding starts.
         """
         tree = {} if self.file is None else read_yaml(self.file)
         sets = {line.partition("=")[0].strip(): line.partition("=")[2] for line in self.overrides}
@@ -296,7 +294,7 @@ class TrainRequest:
     def _check_places(self, sets: Collection[str], said: Collection[str]) -> None:
         """Raise ConfigError if a recipe lacks its model, its dataset or its output folder.
 
-        The message names the flags.
+        The message names the missing flags.
         """
         has_data = self.given.get("dataset_base_path") is not None
         missing = [
@@ -322,7 +320,7 @@ class TrainRequest:
 def flag_options(
     given: Given, named: Collection[str], *, has_config: bool, task: str | None = None
 ) -> dict[str, object]:
-    """Return the TrainConfig options set by flags, by dotted name, except the options that `data_options` returns.
+    """Map the dotted name of each TrainConfig option that a flag sets to its value. Omit those from `data_options`.
 
     named: options that are in the file or in --set.
     has_config: True if a file is given; without a file, DiffSynth-Studio's defaults apply.

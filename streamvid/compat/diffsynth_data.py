@@ -76,7 +76,7 @@ class DataFlags:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes that the flags set, by field name of SizeRule."""
+        """Sizes set by the flags, keyed by the names of SizeRule fields."""
         given = {field: getattr(self, name) for name, field in _SIZES.items()}
         if self.height is not None:
             del given["max_pixels"]  # it limits only derived sizes, but DiffSynth-Studio's scripts always set it
@@ -131,7 +131,7 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
 
 
 def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[str, object]:
-    """Return the options of TrainConfig that select the data, by dotted name. Shard the data if the flags request it.
+    """Map the dotted name of each TrainConfig option that selects the data to its value. Shard the data if necessary.
 
     config: configuration of the run without these options.
 
@@ -285,7 +285,7 @@ def _noted_dataset(store: Store, url: str) -> DatasetValue:
 
 
 def note_dataset(config: TrainConfig) -> None:
-    """In a file next to new features, record the location of their dataset for --dataset_base_path."""
+    """Record the dataset's location next to new features, so that --dataset_base_path can find the dataset."""
     if config.data.features.url is not None:
         data = json.dumps({"dataset": _absolute(config.data.dataset)}, indent=1).encode() + b"\n"
         open_store(config.data.features.url, config.data.storage).put(NOTE, data)

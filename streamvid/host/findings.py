@@ -19,12 +19,12 @@ _MOST_RECENT = 1 << 16
 
 
 class Findings(Mapping[Key, Any]):
-    """Mapping of keys to JSON values that uses about 40 bytes of memory per key. Thread-safe.
+    """Mapping from keys to JSON values that uses about 40 bytes of memory per key. Thread-safe.
 
     Small data stays in memory. Larger data is written to an unlinked file in the system's temporary directory (TMPDIR),
     which disappears when the process ends. Keys are looked up by hash. With n keys, the probability that two keys have
-    the same hash is n**2 / 2**65; one of these two keys is then lost. Hashes differ between runs, so the next run finds
-    both.
+    the same hash is n**2 / 2**65; one of these two keys is then lost. Hashes differ between runs, so the next run will
+    store both keys.
 
     Methods raise OSError if the file cannot be written or read.
     """
@@ -44,7 +44,7 @@ class Findings(Mapping[Key, Any]):
             self._hashes, self._places = array("q"), array("q")  # of earlier findings, in the order of the hashes
 
     def put(self, key: Key, line: bytes) -> None:
-        """Store a finding. line: the list `[*key, finding]` as JSON, without line breaks."""
+        """Store a finding. line: the JSON text of the list `[*key, finding]`, without line breaks."""
         with self._lock:
             self._num_keys += self._place(hash(key)) is None
             self._recent[hash(key)] = self._num_bytes

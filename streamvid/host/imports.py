@@ -1,4 +1,4 @@
-"""Suppression of an import that streamvid's own processes do not need."""
+"""Suppression of the pandas import, which streamvid's own processes do not need."""
 
 from __future__ import annotations
 

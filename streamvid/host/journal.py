@@ -19,14 +19,16 @@ _DIGEST_LETTERS = 16
 
 
 class Journal:
-    """Journal of findings by key. Each line has a checksum; incomplete and damaged lines are ignored. Thread-safe.
+    """Journal of findings, each stored under a key. Thread-safe.
+
+    Each line has a checksum; incomplete and damaged lines are ignored.
 
     A key consists of a file state and the other values that identify the finding.
 
     header: settings on which the findings depend. A file with a different header is overwritten.
 
-    The constructor reads the findings in the file. New findings are written only inside a `with` block, unless
-    `writable` is False. The file is not locked. Methods raise OSError if the file cannot be read or written.
+    The constructor reads the findings in the file. New findings are written to the file only inside a `with` block, and
+    only if `writable` is True. The file is not locked. Methods raise OSError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], writable: bool = True) -> None:
@@ -42,7 +44,7 @@ class Journal:
                 self._num_valid_bytes = self.include(file)
 
     def include(self, lines: Iterable[bytes]) -> int:
-        """Add the findings of another journal for this run.
+        """Make the findings from another journal available to this run.
 
         Return the size of the complete lines in bytes, or 0 if the headers of the two journals differ.
 
@@ -74,7 +76,7 @@ class Journal:
             self._file = None
 
     def add(self, key: Key, finding: Any, is_final: bool = True) -> None:
-        """Store a finding (a JSON value) for this run and, with `is_final`, for later runs."""
+        """Store a finding (a JSON value) for this run and, if `is_final` is True, for later runs."""
         payload = json.dumps([*key, finding]).encode()
         self.findings.put(key, payload)
         if is_final:
@@ -95,7 +97,10 @@ class Journal:
 
 
 def include_any(findings: Findings, lines: Iterable[bytes]) -> None:
-    """Add the findings of a journal with any header. lines: content of the journal; the last line may be incomplete."""
+    """Add the findings from a journal, whatever its header.
+
+    lines: content of the journal; the last line may be incomplete.
+    """
     for line in lines:
         for key, payload in _entry(line) if line.endswith(b"\n") else ():
             findings.put(key, payload)

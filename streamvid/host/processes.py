@@ -43,12 +43,12 @@ def start_worker(
 ) -> subprocess.Popen[bytes]:
     """Start a worker process that calls the function `entry`, given as "module:function".
 
-    The arguments of the function are the numbers of `descriptors`, followed by `arguments`, all as text. The first
-    descriptor is a socket; closing the other end of the socket ends the worker.
+    The function receives the numbers in `descriptors`, followed by `arguments`, all as text. The first descriptor is a
+    socket; closing the other end of the socket ends the worker.
 
     environment: defaults for environment variables that this process does not set.
-    opens_stores: True if the worker opens object stores. Only then does it receive variables that may be credentials:
-        a hostile file that takes over a decoder must not find any (SAFE-1).
+    opens_stores: True if the worker opens object stores. Only then does it receive environment variables that may
+        contain credentials, because a hostile file that takes over a decoder must not find any (SAFE-1).
 
     Raises OSError if the process cannot be started, and ConfigError if no Python interpreter is available.
     """
@@ -79,7 +79,7 @@ def start_worker(
 
 
 def _inherited(opens_stores: bool) -> dict[str, str]:
-    """Return a worker's environment: this process's own, without credentials unless the worker opens stores."""
+    """Return a copy of this process's environment for a worker, without credentials unless the worker opens stores."""
     if opens_stores:
         return dict(os.environ)
     names = (name for name in os.environ if name in _PASSED or name.startswith(_PASSED_PREFIXES))

@@ -12,7 +12,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return how much memory this process may use, including shared memory, in bytes.
+    """Return the number of bytes of memory, including shared memory, that this process may use.
 
     The result is the minimum of the machine's memory and the memory limits of the process's control groups.
     """

@@ -22,13 +22,13 @@ class Recipe:
     title: name in the documentation.
     factory: import path of the function that builds the training module.
     pipelines: class names (from model_index.json) of the diffusers pipelines that the recipe trains.
-    kinds: kinds of models that the recipe trains; the model's folder determines which.
+    kinds: kinds of models that the recipe trains; the model's folder determines the kind.
     presets: bucket presets for the model; the first one is the default.
-    lora_targets: layers that get adapters, in the form of `model.lora.target_modules`.
+    lora_targets: layers that get adapters, in the format of `model.lora.target_modules`.
     base_model: child module that is trained.
     base_models: for models with two experts, maps each value of the option `expert` to the child modules that are
         trained, separated by commas.
-    inputs: conditioning inputs that the model uses, in the form of `data.extra_inputs`.
+    inputs: conditioning inputs that the model uses, in the format of `data.extra_inputs`.
     example: id of a model of this family on the Hugging Face Hub.
     options: additional options of TrainConfig, by dotted name.
     """
@@ -199,7 +199,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return a recipe by name. Raises ConfigError for an unknown name."""
+    """Return the recipe with this name. Raises ConfigError for an unknown name."""
     if name not in RECIPES:
         near = get_close_matches(name, RECIPES, n=1, cutoff=0.4)
         meant = f"; did you mean {near[0]!r}?" if near else ";"

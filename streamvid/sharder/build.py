@@ -92,7 +92,7 @@ class Marker:
 
 
 def sample_json(sample: PlannedSample) -> str:
-    """Return the text of a sample's `.json` member, which other tools read.
+    """Return the content of a sample's `.json` member, which is meant for other tools.
 
     Sizes are in pixels, durations in seconds.
     """
@@ -149,7 +149,7 @@ def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> 
 
 
 def shard_sizes(store: Store, shards: Sequence[PlannedShard]) -> dict[str, int]:
-    """Return the size in bytes of each tar and offsets file of these shards, by path. Missing files are omitted."""
+    """Map the path of each tar and offsets file of these shards to its size in bytes. Missing files are omitted."""
     if all(shard.build_id == 0 for shard in shards):  # the store contains no other dataset
         return {state.path: state.num_bytes for state in store.files("shards")}
     paths = [path for shard in shards for path in (shard.path, offsets_path(shard.path))]

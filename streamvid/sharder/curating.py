@@ -66,7 +66,7 @@ def curate(
     progress: Progress,
     folder: Path | None = None,
 ) -> RecordSet:
-    """Measure the files of the records, or this task's share of these files. Return the records with their figures.
+    """Measure the records' files, or this task's share of these files. Return the records with their figures.
 
     With `scene_cuts`, each record is replaced with one record per scene. A record whose file cannot be decoded, or
     whose time range does not fit its video, becomes a rejection. A record that probing rejected is kept, so that its
@@ -97,7 +97,7 @@ def curate(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile(ProbedFile):
-    """File to measure, and the spans of its records. Each span has its own finding."""
+    """File to measure, and the range of frames that each of its records uses. Each range has its own finding."""
 
     spans: tuple[Span, ...]
 
@@ -130,7 +130,7 @@ class _Spans:
         return zip(self.starts.tolist(), self.stops.tolist(), strict=True)
 
     def files(self) -> Rows[MeasuredFile]:
-        """Return the files that must be decoded, ordered by each file's first record."""
+        """Return the files that must be decoded, ordered by the first record that uses each file."""
         is_measured = (self.stops > 0).tolist()
         names = ("path", "num_bytes", "version", "source")
         rows = zip(self.records.tuples(*names), self, strict=True)

@@ -50,7 +50,7 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode or cut the missing clips. Return an assignment in which samples with failed clips are rejections.
+    """Encode or cut the missing clips. Return an assignment in which samples whose clips failed are rejected.
 
     Raises TasksUnfinished if other tasks have not finished their clips yet.
     """
@@ -84,7 +84,10 @@ def _encoded(
     options: ShardOptions,
     rejections: list[Rejection],
 ) -> Iterator[PlannedSample]:
-    """Yield the samples with the clips that were made. Samples with a failed clip are added to `rejections` instead."""
+    """Yield the samples together with the clips that were made for them.
+
+    Samples with a failed clip are added to `rejections` instead.
+    """
     for sample in samples:
         clips = []
         for job in jobs_of(sample, options):
@@ -118,7 +121,7 @@ def restore_clips(
         if finding.get("sha256") != wanted[key].clip.sha256:
             reason = finding.get("rejected", "the new clip has different bytes")
             raise StorageError(
-                f"a clip of {wanted[key].file.source} is missing and cannot be recreated: {reason}; run the command "
+                f"a clip from {wanted[key].file.source} is missing and cannot be recreated: {reason}; run the command "
                 "with --abandon (streamvid.sharder.sharder.abandon) to remove the unfinished work, then start again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
@@ -253,7 +256,7 @@ def journal_header(options: ShardOptions) -> dict[str, object]:
 def _holds(finding: Finding | None, options: ShardOptions) -> bool:
     """Return True if a finding is still valid.
 
-    A rejection is not valid if it was recorded under different worker limits; the clip is then made again.
+    A rejection is no longer valid if it was recorded under different worker limits; the clip is then made again.
     """
     return finding is not None and finding.get("worker_limits", _worker_limits(options)) == _worker_limits(options)
 
@@ -267,7 +270,10 @@ def _name(key: Key) -> str:
 
 
 def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
-    """Return the clip of a job. Raises Rejected if the clip could not be made or does not satisfy the options."""
+    """Return the clip that a job made.
+
+    Raises Rejected if the clip could not be made or does not satisfy the options.
+    """
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
     clip = Clip(**{**finding, "path": _name(job.key)})
@@ -329,5 +335,5 @@ class _Growth:
 
 
 def _wanted(samples: Iterable[PlannedSample], options: ShardOptions) -> dict[Key, Job]:
-    """Return the jobs for these samples by key."""
+    """Return the jobs for these samples, by `Job.key`."""
     return {job.key: job for sample in samples for job in jobs_of(sample, options)}

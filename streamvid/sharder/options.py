@@ -127,7 +127,9 @@ class ClipOptions:
         check_options(self)
         self._check_audio()
         if self.fps_rule is not None and self.fps is None:
-            raise ConfigError(f"fps_rule={self.fps_rule!r} requires a frame rate; also set clips.fps, such as 16")
+            raise ConfigError(
+                f"fps_rule={self.fps_rule!r} requires a frame rate; also set clips.fps, for example to 16"
+            )
         if self.kind == "native":
             _ = self.encoding, self.frame_rate
             if self.max_growth is not None and self.encoding.crf is None:
@@ -167,7 +169,7 @@ class ClipOptions:
 
     @property
     def made_audio(self) -> MadeAudioCodec | None:
-        """Codec of the audio in encoded and cut clips, or None to omit the audio. Cut clips store audio losslessly."""
+        """Audio codec for encoded and cut clips, or None to omit the audio. Cut clips store audio losslessly."""
         if self.audio == "drop":
             return None
         return (self.audio_codec or DEFAULT_AUDIO_CODEC) if self.is_native else "flac"
@@ -184,7 +186,7 @@ class ClipOptions:
 
     @cached_property
     def encoding(self) -> Encoding:
-        """Encoding of native clips."""
+        """Encoding settings for native clips."""
         return Encoding(self.codec or "h264", self.crf, self.gop or 0)
 
     @cached_property
@@ -398,7 +400,7 @@ class ShardOptions:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frame rate to which native clips are resampled; None for copies, and if the source's rate is kept."""
+        """Frame rate to which native clips are resampled; None for copies, or if the source's rate is kept."""
         return self.frame_rate.fps if self.clips.is_native else None
 
     @cached_property

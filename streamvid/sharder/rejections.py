@@ -54,7 +54,8 @@ REMEDIES: Mapping[str, str] = {
     "crash": "re-encode the file: it crashes the decoder",
     "fault": "report this bug in streamvid, and attach the file",
     "no-image-bucket": "to accept images, add 1 to --num-frames, or add buckets with 1 frame to a copy of the preset",
-    "no-video-bucket": "to accept videos, add counts above 1 to --num-frames, or to buckets in a copy of the preset",
+    "no-video-bucket": "to accept videos, add frame counts above 1 to --num-frames, or to buckets in a copy of the "
+    "preset",
     "too-small": "lower --min-area (default 0.8) to accept smaller sources, or add a smaller size to the buckets",
     "too-few-frames": "add a smaller count to --num-frames or to the buckets, or raise --fps to read more frames",
     "too-short": "add a shorter duration to --buckets to accept shorter audio",

@@ -40,7 +40,7 @@ APPENDED, ALREADY_THERE = "appended", "already there"
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """Row of one bucket in a report.
+    """Row for one bucket in a report.
 
     num_bytes: total size of the clips in bytes.
     mean_crop: mean fraction of the frame area that is cropped away.
@@ -120,7 +120,7 @@ class ShardReport:
 
     @property
     def rejected_by_kind(self) -> tuple[RejectedKind, ...]:
-        """Rejections by kind, with examples and remedies."""
+        """Rejections, grouped by kind, with examples and remedies."""
         return by_kind((r.kind, r.row, r.source, r.reason) for r in self.rejections)
 
     @property
@@ -321,7 +321,7 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
 
 def damaged_audio(dataset: Dataset) -> Counted:
-    """Return the number of files whose audio, according to the index, cannot be decoded, with examples."""
+    """Return the number of files whose audio, according to the index, cannot be decoded, and some examples."""
     import pyarrow.compute as pc
 
     names = ["source", "has_audio", "audio_start_seconds"]
@@ -356,7 +356,7 @@ class _Distinct:
 
 @dataclass
 class _Totals:
-    """Totals for the clips in one bucket, for a BucketRow."""
+    """Totals for the clips in one bucket, from which a BucketRow is created."""
 
     num_clips: int = 0
     num_bytes: int = 0

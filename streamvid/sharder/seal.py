@@ -132,7 +132,7 @@ def _write_index(
 class _SamplesForm:
     """Structure of the samples files, which is the same for the whole dataset.
 
-    user_types: types of the user columns by name.
+    user_types: maps each user column to its type.
     left_out: columns that are stored in other files.
     media: names of the conditioning inputs.
     has_packets: True if there is a packets file for each samples file.

@@ -153,7 +153,9 @@ def run_build(
         raise StorageError(f"{error}. {_REMEDY}") from error
     except BaseException:
         _logger.info(
-            "stopped early: finished work on %s is kept; run the same command again to resume", staging.store.url
+            "stopped before the dataset at %s was complete; finished work is kept, so run the same command again to "
+            "resume",
+            staging.store.url,
         )
         raise
 
@@ -243,7 +245,7 @@ def dry_run(
     progress: Progress | None = None,
     on_input: OnInput | None = None,
 ) -> ShardReport:
-    """Run all stages up to the shard plan without writing to `dest`. Earlier results of probing at `dest` are reused.
+    """Run all stages up to the shard plan without writing to `dest`. Results of earlier probing at `dest` are reused.
 
     No clips are encoded or cut. If the build would encode or cut clips, the report contains neither the sizes of the
     clips nor the number of shards.
@@ -422,8 +424,8 @@ def build_facts(records: RecordSet, options: ShardOptions) -> Build:
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
     """Return the report of the sealed dataset in `store`, or None if the build should proceed.
 
-    If `store` contains a different or unreadable dataset, raise SealedError, which reports the difference, unless
-    `overwrite` is True.
+    Raises SealedError if `store` contains a different or unreadable dataset, unless `overwrite` is True. The message
+    states the difference.
     """
     if store.size(MANIFEST) is None:
         return None
@@ -441,8 +443,8 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
     if overwrite:
         return None
     raise SealedError(
-        f"{store.url} contains another sealed dataset ({difference}); to add new rows to it, use `streamvid append`; "
-        "otherwise choose another destination, or set work.overwrite=True (--overwrite) to replace it"
+        f"{store.url} contains another sealed dataset ({difference}); to add new rows to it, use `streamvid "
+        "append`; otherwise choose another destination, or set work.overwrite=True (--overwrite) to replace it"
     )
 
 
@@ -451,14 +453,20 @@ def _difference(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str | Non
     if difference is not None:
         return difference
     if there.get("num_records") != asked["num_records"]:
-        return f"input: {there.get('num_records')} rows stored, {asked['num_records']} rows now"
+        return (
+            f"input: the dataset was built from {there.get('num_records')} rows, but the input now has "
+            f"{asked['num_records']} rows"
+        )
     if there.get("input_sha256") != asked["input_sha256"]:
-        return f"input: {asked['num_records']} rows in both, but files, sizes, captions or columns differ"
+        return (
+            f"input: the number of rows is still {asked['num_records']}, but files, sizes, captions or columns have "
+            "changed"
+        )
     return None
 
 
 def _condemn_old(staging: Staging) -> None:
-    """Record the files of the old dataset for removal, and remove its manifest."""
+    """Record the old dataset's files for removal, and remove its manifest."""
     store = staging.store
     if store.size(MANIFEST) is None:
         return

@@ -39,8 +39,8 @@ def options_like(stored: Mapping[str, Any], given: Mapping[str, Any], url: str) 
         before, now = _comparable(_value(stored, name)), _comparable(_value(asked, name))
         if before != now:
             raise ConfigError(
-                f"{name}: the dataset at {url} has {_short(before)}, but {_short(now)} was given; all samples of a "
-                "dataset have the same options, so omit this option, or build another dataset with it"
+                f"{name}: the dataset at {url} has {_short(before)}, but {_short(now)} was given; all samples in a "
+                "dataset are built with the same options, so omit this option, or build another dataset with it"
             )
     return options
 
@@ -70,12 +70,12 @@ def _short(value: object) -> str:
 
 
 def _comparable(value: object) -> object:
-    """Return a stored option without the versions of encoders, because newer encoders may be installed now."""
+    """Return a stored option without encoder versions, because newer encoders may be installed now."""
     return {name: one for name, one in value.items() if name != "versions"} if isinstance(value, dict) else value
 
 
 def _fields_of(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ShardOptions for the output of `ShardOptions.to_json`."""
+    """Convert the output of `ShardOptions.to_json` back to fields of ShardOptions."""
     tree: dict[str, Any] = {name: stored[name] for name in _OWN if name in stored}
     tree["source"] = {name: stored[name] for name in _SOURCE if name in stored}
     tree["source"]["time_columns"] = tuple(stored.get("time_columns", ()))
@@ -110,7 +110,7 @@ def _bucket(text: str) -> Bucket:
 
 
 def _encoding(stored: Mapping[str, Any], config: BucketConfig) -> dict[str, Any]:
-    """Return the fields of ClipOptions for an encoding.
+    """Return the ClipOptions fields that describe an encoding.
 
     The frame rate is omitted if the bucket configuration sets it.
     """

@@ -128,7 +128,7 @@ class Timing:
     def frames_in(self, time_range: TimeRange) -> range:
         """Return the frames that begin in a time range.
 
-        Raises Rejected if no frame begins in the range or the range exceeds the video. A range may end up to
+        Raises Rejected if no frame begins in the range or the range extends beyond the video. A range may end up to
         `_SPARE_SECONDS` after the video ends, because times in metadata are often rounded.
         """
         total = self.seconds(0, len(self.timestamps))
@@ -156,7 +156,7 @@ class Timing:
 
 
 def cut_windows(timing: Timing, frames: range, max_seconds: float | None, rate: FrameRate, least: int) -> list[Window]:
-    """Return consecutive windows of about equal length that together contain each of the `frames` once.
+    """Return consecutive windows of about equal length that together cover each of the `frames` exactly once.
 
     A window is longer than `max_seconds` only if it is a single frame, or if shorter windows would have fewer than
     `least` clip frames, the smallest count that a bucket accepts. Windows have about equal durations if `rate` depends

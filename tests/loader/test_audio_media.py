@@ -191,7 +191,7 @@ def test_damaged_audio_inputs_are_replaced(table: Path, tmp_path: Path, caplog: 
     [
         (None, "audio:speech", "conditioning input 'speech' is missing: column 'speech' is empty in this row"),
         ("clip-2.mov", "audio:speech", "clip-2.mov has no audio"),
-        (["long.wav"], "audio:speech", "an audio input has one file per row"),
+        (["long.wav"], "audio:speech", "an audio input must have one file per row"),
         ("long.wav", "speech", "long.wav contains only audio; declare the input as audio:speech"),
         ("nothing.wav", "audio:speech", "cannot be read"),
     ],

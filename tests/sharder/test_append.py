@@ -184,7 +184,10 @@ def test_only_a_source_below_the_destination_is_inside_it() -> None:
 
 def test_shard_names_append_as_the_way_to_add_rows(growing: Growing) -> None:
     growing.build(growing.rows[:2])
-    with pytest.raises(SealedError, match="2 rows stored, 3 rows now.*to add new rows to it, use `streamvid append`"):
+    with pytest.raises(
+        SealedError,
+        match="built from 2 rows, but the input now has 3 rows.*to add new rows to it, use `streamvid append`",
+    ):
         growing.build(growing.rows[:3])
 
 

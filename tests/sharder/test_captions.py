@@ -117,7 +117,7 @@ REJECTED: list[tuple[Any, str]] = [
     ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all captions have weight 0"),
     (["x", "y" * 70_000], "bytes; at most 65536 are allowed"),
     (["\ud800", "y"], "not valid UTF-8"),
-    ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes in total; at most 262144 are allowed"),
+    ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes in total, but at most 262144 are allowed"),
 ]
 
 
@@ -183,7 +183,7 @@ def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) 
     first = built(meta, tmp_path / "ds")
     assert built(meta, tmp_path / "ds") == first
     write_rows(meta, [{**rows[0], "caption": ["a", "c"]}])
-    with pytest.raises(SealedError, match="but files, sizes, captions or columns differ"):
+    with pytest.raises(SealedError, match="but files, sizes, captions or columns have changed"):
         built(meta, tmp_path / "ds")
 
 

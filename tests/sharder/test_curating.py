@@ -171,7 +171,7 @@ def test_time_ranges_have_their_own_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"scores": ("motion", "sharpness")}, ConfigError, "'sharpness' is not a score; use motion or blur"),
+        ({"scores": ("motion", "sharpness")}, ConfigError, "'sharpness' is not a valid score; use motion or blur"),
         ({"scores": ("blur", "blur")}, ConfigError, "contains duplicates"),
         ({"trust_metadata": True}, ConfigError, "scores=.*trust_metadata=True"),
         ({"clips": "text", "buckets": None}, ConfigError, "scores=.*clips.kind='text', which has no files"),

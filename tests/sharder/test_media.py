@@ -72,7 +72,7 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
     rows = source.rows
     wrong = {
         "control1.mkv": "'control': control1.mkv has 25 frames, but the clip has 24 frames",
-        "slow.mp4": "'control': a frame of slow.mp4 is 0.042 s away from the corresponding frame of the clip; at most",
+        "slow.mp4": "'control': a frame of slow.mp4 is 0.042 s away from the corresponding frame of the clip, but at most",
         "late.mkv": "'control': a frame of late.mkv is 1.042 s away from the corresponding frame",
         "square.mp4": "'control': square.mp4 is 64x64, but the clip is 192x128",
         "text.mp4": "'control': ",

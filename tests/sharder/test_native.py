@@ -217,7 +217,7 @@ def test_time_ranges_become_clips_of_exactly_their_frames(long_source: Path, tmp
         assert (row["window_start"], row["window_num_frames"]) == (inside[0], len(inside))
     assert shard(long_source, tmp_path / "out", options(**chosen)).state == "already sealed"
     (long_source / "metadata.csv").write_text("\n".join(lines).replace("0.98", "0.9"))
-    with pytest.raises(SealedError, match="captions or columns differ"):
+    with pytest.raises(SealedError, match="captions or columns have changed"):
         shard(long_source, tmp_path / "out", options(**chosen))
 
 

@@ -156,8 +156,8 @@ def edit_caption(own: Path) -> None:
     [
         (None, {"seed": 6}, "seed: 5 stored, 6 requested"),
         (None, {"buckets": BUCKETS[:1]}, "buckets: 4: 96x64-9f 96x64@9"),
-        (append_row, {}, "input: 19 rows stored, 20 rows now"),
-        (edit_caption, {}, "input: 19 rows in both, but files, sizes, captions or columns differ"),
+        (append_row, {}, "input: the dataset was built from 19 rows, but the input now has 20 rows"),
+        (edit_caption, {}, "input: the number of rows is still 19, but files, sizes, captions or columns have changed"),
     ],
 )
 def test_another_dataset_is_never_replaced_unasked(

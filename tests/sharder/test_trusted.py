@@ -86,7 +86,7 @@ def wrong(facts: Facts) -> tuple[list[dict[str, Any]], dict[str, str]]:
         "gone.mp4": "cannot be read: No such file or directory",
         "bad/text.mp4": "the file is not a video, image or audio file that FFmpeg can read",
         "bad/empty.mp4": "the file is empty",
-        "vélo.webm": "the metadata of the row is incomplete or invalid: fps or duration must be a number above 0",
+        "vélo.webm": "the metadata for the row is incomplete or invalid: fps or duration must be a number above 0",
     }
     return list(rows.values()), reasons
 

@@ -41,13 +41,18 @@ class DiffusionConfig(Options):
         help="Use the mean of the VAE's latent distribution, or draw from the distribution with the sample's seed.",
     )
     max_text_tokens: int | None = option(None, minimum=1, help="Text length in tokens.", shown_default="the family's")
-    time_sampling: Sampling = option("logit-normal", help="Distribution of training times before the shift.")
+    time_sampling: Sampling = option(
+        "logit-normal", help="Distribution of diffusion times in training, before the shift."
+    )
     logit_mean: float = option(0.0, help="Mean of the logit-normal distribution.")
     logit_std: float = option(1.0, above=0, help="Standard deviation of the logit-normal distribution.")
     time_shift: float | None = option(
-        None, above=0, help="Shift of training times toward the noise.", shown_default="from the scheduler's config"
+        None,
+        above=0,
+        help="Shift of diffusion times toward noise in training.",
+        shown_default="from the scheduler's config",
     )
-    weighting: Weighting = option("none", help="Loss weighting as a function of time.")
+    weighting: Weighting = option("none", help="Loss weighting as a function of diffusion time.")
     image: str | None = option(
         None, help="Conditioning input that contains the first frames.", shown_default="the first frame of each clip"
     )

@@ -55,7 +55,7 @@ class ModelFolder:
         """Load a component on the CPU, in eval mode. No random numbers are drawn.
 
         allowed: names of the classes that the recipe supports.
-        file: single file with the weights of the component, which is read instead of the weights in the folder.
+        file: single file that contains the component's weights, read instead of the weights in the folder.
         Raises ConfigError if the component is missing, has another class, or cannot be loaded.
         """
         found = self.class_of(name)
@@ -81,7 +81,8 @@ class ModelFolder:
         found = self.class_of(name)
         if found is None or "ImageProcessor" not in found:
             raise ConfigError(
-                f"{self.root / INDEX}: {name} is {found}, but must be an image processor from transformers"
+                f"{self.root / INDEX}: {name} is {found}, but must be an image processor from transformers; use a "
+                "folder written by save_pretrained"
             )
         return self._from_pretrained(_class(found), name)
 
@@ -89,7 +90,10 @@ class ModelFolder:
         """Load the scheduler. Raises ConfigError if it is missing."""
         found = self.class_of("scheduler")
         if found is None or not found.endswith("Scheduler"):
-            raise ConfigError(f"{self.root / INDEX}: scheduler is {found}, but must be a diffusers scheduler")
+            raise ConfigError(
+                f"{self.root / INDEX}: scheduler is {found}, but must be a diffusers scheduler; use a folder written "
+                "by save_pretrained"
+            )
         return self._from_pretrained(_class(found), "scheduler")
 
     def _require(self, name: str) -> None:
@@ -114,13 +118,13 @@ class ModelFolder:
 
 
 def open_folder(model: str, download: bool = False) -> ModelFolder:
-    """Open a local folder or, with `download`, a pipeline from the Hugging Face Hub.
+    """Open a local folder or, if `download` is True, a pipeline from the Hugging Face Hub.
 
     Raises ConfigError if the folder does not contain a diffusers pipeline.
     """
     missing = [name for name in ("diffusers", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"this recipe requires {' and '.join(missing)}; run pip install 'streamvid[recipes]'")
+        raise ConfigError(f"this recipe requires {' and '.join(missing)}; run `pip install 'streamvid[recipes]'`")
     root = Path(model).expanduser()
     if not root.is_dir() and download:
         from huggingface_hub import snapshot_download
@@ -135,7 +139,10 @@ def open_folder(model: str, download: bool = False) -> ModelFolder:
             "of Wan-AI/Wan2.1-T2V-1.3B-Diffusers, or its id on the Hugging Face Hub with --set model.args.download=true"
         )
     if file.stat().st_size > _MAX_INDEX_BYTES:
-        raise ConfigError(f"{file} has more than {_MAX_INDEX_BYTES} bytes, so the folder is not a diffusers pipeline")
+        raise ConfigError(
+            f"{file} has more than {_MAX_INDEX_BYTES} bytes, so it cannot belong to a diffusers pipeline; specify the "
+            "folder of a diffusers pipeline"
+        )
     try:
         index = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -155,5 +162,6 @@ def _class(name: str) -> Any:
     if name.startswith("LTX2"):  # these classes are exported by their pipeline's module alone
         return getattr(importlib.import_module("diffusers.pipelines.ltx2"), name)
     raise ConfigError(
-        f"neither diffusers nor transformers has a class {name}; upgrade them: pip install 'streamvid[recipes]'"
+        f"neither diffusers nor transformers has a class {name}; upgrade both with `pip install --upgrade "
+        "'streamvid[recipes]'`"
     )

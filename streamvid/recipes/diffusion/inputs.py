@@ -16,7 +16,7 @@ _WHITE = 128
 
 
 def channels_first(batch: Batch, video: Tensor) -> Tensor:
-    """Return a video in the batch's layout as (B, C, T, H, W)."""
+    """Rearrange a video from the batch's layout to (B, C, T, H, W)."""
     return video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
 
 
@@ -50,8 +50,8 @@ def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
     largest = int(values.max())
     if 0 < largest < _WHITE:
         raise ConfigError(
-            f"the conditioning input {name} has values up to {largest}, but a mask is white (255) where the model "
-            "generates and black (0) where it keeps the control video; store the mask with these values"
+            f"the conditioning input {name} has values up to {largest}, but a mask must be white (255) where the "
+            "model generates pixels and black (0) where it keeps the control video; store the mask with these values"
         )
     mask = (values >= _WHITE).to(like)
     mask = torch.where(_present(batch, name).view(-1, 1, 1, 1, 1), mask, 1.0)
@@ -61,7 +61,7 @@ def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
 def image_inputs(batch: Batch, name: str, like: Tensor) -> Tensor | None:
     """Return reference images (B, 3, N, H, W) with values in -1..1, or None if the batch lacks this input.
 
-    Raises ConfigError if a sample has fewer images than another sample.
+    Raises ConfigError if the samples do not all have the same number of images.
     """
     if not _has(batch, name):
         return None
@@ -83,11 +83,11 @@ def _has(batch: Batch, name: str) -> bool:
 
 
 def _first_channel(batch: Batch, name: str) -> Tensor:
-    """Return a mask (B, 1, T, H, W). If it is stored as pictures, the result is their first channel."""
+    """Return a mask (B, 1, T, H, W). If the mask is stored as pictures, take their first channel."""
     return channels_first(batch, batch.media[name])[:, :1]
 
 
 def _present(batch: Batch, name: str, is_all: bool = False) -> Tensor:
-    """Return a bool mask (B,) of samples that have any image of an input or, with `is_all`, all of its images."""
+    """Return bool values (B,): True for samples that have an image for an input or, if `is_all`, all of its images."""
     found: Tensor = batch.media_present[name].to(batch.media[name].device)
     return found if found.ndim == 1 else found.all(dim=1) if is_all else found.any(dim=1)

@@ -29,7 +29,7 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
     if file.suffix != SAFETENSORS:
         raise ConfigError(f"{file}: must be a {SAFETENSORS} file; other formats can run code when they are read")
     if not hasattr(kind, "from_single_file"):
-        raise ConfigError(f"diffusers cannot read {kind.__name__} from a single file; use the model's folder")
+        raise ConfigError(f"diffusers cannot read {kind.__name__} from a single file; use the model's folder instead")
     state = _plain(read_state([file]), f"{config.name}.")
     _require_floats(state, file)
     with quiet():
@@ -53,7 +53,7 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
 def single_file_remedy(file: str) -> str:
     """Return advice for a user who specified a file instead of a model's folder."""
     return (
-        "use the folder of the pipeline that it belongs to, for the VAE and the text encoders, and the file for the "
+        "specify the folder of its pipeline, which contains the VAE and the text encoders, and use the file for the "
         f"transformer: --model FOLDER --set model.args.transformer={file}"
     )
 
@@ -84,7 +84,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the progress bars of transformers and diffusers, which would interleave with the log of several ranks."""
+    """Hide the progress bars of transformers and diffusers, which would interleave with the logs of several ranks."""
     import diffusers.utils.logging as of_diffusers
     import transformers.utils.logging as of_transformers
 

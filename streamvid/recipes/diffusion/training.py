@@ -37,16 +37,15 @@ CLASSES = Mapping[str, tuple[str, ...]]
 class DiffusionTraining(nn.Module):
     """Training module for a diffusion model. Each family sets the attributes in capitals.
 
-    PIPELINES: names of the diffusers pipelines that the family trains.
-    DENOISERS: components that are trained, with their allowed classes.
-    ENCODERS: frozen components that only `encode` uses, with their allowed classes.
-    SAMPLERS: frozen components that only sampling needs, with their allowed classes.
-    TOKENIZERS: names of tokenizers and image processors.
-    TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the pipeline that renders samples.
-    TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None for an output that is ignored.
+    PIPELINES: names of the diffusers pipelines that the family trains. DENOISERS: components that are trained, with
+    their allowed classes. ENCODERS: frozen components that only `encode` uses, with their allowed classes. SAMPLERS:
+    frozen components that only sampling needs, with their allowed classes. TOKENIZERS: names of tokenizers and image
+    processors. TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the pipeline that
+    renders samples. TEXT_OUTPUTS: names for the outputs of the pipeline's `encode_prompt`, in order; None for an output
+    that is ignored.
         They are also the names of batch fields and of arguments for the pipeline's call.
-    MAX_TEXT: name of the argument of `encode_prompt` for the text length, or None.
-    NUM_STEPS: timestep of the transformer at time 1.
+    MAX_TEXT: name of the `encode_prompt` argument that sets the text length, or None. NUM_STEPS: value of the
+    transformer's timestep input at time 1.
     """
 
     PIPELINES: ClassVar[tuple[str, ...]]
@@ -149,7 +148,7 @@ class DiffusionTraining(nn.Module):
         return {}
 
     def encode_text(self, texts: list[str], images: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
-        """Return the outputs of the pipeline's `encode_prompt` by name, each with shape (B, …).
+        """Encode texts with the pipeline's `encode_prompt`. Return its outputs by name, each with shape (B, …).
 
         images: uint8 (B, 3, H, W), for text encoders that see the first frame.
         """
@@ -212,7 +211,7 @@ class DiffusionTraining(nn.Module):
         return found
 
     def time_shift(self, latents: Tensor) -> float:
-        """Return the shift of training times for latents (B, C, t, h, w)."""
+        """Return the shift of diffusion times for latents (B, C, t, h, w)."""
         if self.config.time_shift is not None:
             return self.config.time_shift
         return scheduler_shift(self.scheduler.config, self.num_tokens(latents))
@@ -295,7 +294,7 @@ class DiffusionTraining(nn.Module):
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
-        """Render uint8 videos (B, 3, T, H, W) for a batch's texts and bucket with the family's pipeline."""
+        """Render a uint8 video of the bucket's size for each text in a batch. Return videos (B, 3, T, H, W)."""
         made = {name: self._encoder(name).to(self.device) for name in self.components() if not hasattr(self, name)}
         for name, module in made.items():
             setattr(self, name, module)
@@ -352,7 +351,7 @@ class DiffusionTraining(nn.Module):
         return self.prompt_arguments({f"negative_{name}": rows for name, rows in self.encode_text([""]).items()})
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the pipeline's arguments for encoded texts. texts: tensors (1, …) by name."""
+        """Return the pipeline's arguments for encoded texts. texts: maps names to tensors (1, …)."""
         return texts
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
@@ -406,12 +405,12 @@ def cast_inputs(module: Any) -> RemovableHandle:
 
 
 def as_pixels(frames: Tensor) -> Tensor:
-    """Return first frames (B, 3, 1, H, W) in -1..1 as uint8 (B, 3, H, W)."""
+    """Convert first frames (B, 3, 1, H, W) with values in -1..1 to uint8 (B, 3, H, W)."""
     return ((frames[:, :, 0] + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 def as_image(pixels: Tensor) -> Any:
-    """Return uint8 pixels (3, H, W) as a Pillow image."""
+    """Convert uint8 pixels (3, H, W) to a Pillow image."""
     from PIL import Image
 
     return Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())

@@ -43,12 +43,12 @@ def build(*, task: str = "sft", **settings: Any) -> LtxTraining:
 
 
 def pack(latents: Tensor) -> Tensor:
-    """Return latents (B, C, t, h, w) as tokens (B, t·h·w, C)."""
+    """Rearrange latents (B, C, t, h, w) into tokens (B, t·h·w, C)."""
     return latents.flatten(2).transpose(1, 2)
 
 
 def per_token_times(drawn: NoiseDraw, latents: Tensor) -> Tensor:
-    """Return the time (B, t·h·w) of each token of latents (B, C, t, h, w), which is 0 for given first frames."""
+    """Return the time (B, t·h·w) of each token in latents (B, C, t, h, w). Tokens of given first frames have time 0."""
     per_frame = drawn.times[:, None].expand(-1, latents.shape[2]).clone()
     per_frame[drawn.given, 0] = 0
     return per_frame.repeat_interleave(latents.shape[3] * latents.shape[4], dim=1)
@@ -94,7 +94,10 @@ class LtxTraining(DiffusionTraining):
         return found.transpose(1, 2).reshape(len(noisy), -1, t, h, w)
 
     def compression(self) -> tuple[int, int]:
-        """Return (frames per latent frame, pixels per latent side) of the VAE or, without a VAE, of LTX-Video's VAE."""
+        """Return (frames per latent frame, pixels per latent side) for the VAE.
+
+        If no VAE is loaded, return the values for LTX-Video's VAE.
+        """
         return self.size_factors() if hasattr(self, "vae") else (8, 32)
 
     def pipeline_name(self) -> str:

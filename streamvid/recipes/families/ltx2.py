@@ -89,7 +89,7 @@ class Ltx2Training(LtxTraining):
         return super()._encode_one(text, None)
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """If the batch has audio, also return the normalized audio latents (B, L, C), and which samples have audio."""
+        """For a batch with audio, also return its normalized latents (B, L, C) and a mask of samples with audio."""
         found = super().conditions(batch, video)
         if "audio" not in batch:
             return found
@@ -163,7 +163,7 @@ class Ltx2Training(LtxTraining):
         return "LTX2ImageToVideoPipeline" if self.config.first_frame == 1 else "LTX2Pipeline"
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
-        """Return the text input for the pipeline's connectors. It is computed here, because it is not stored."""
+        """Return the text input for the pipeline's connectors. The input is computed here because it is not stored."""
         return self._text_states(batch.text[row])
 
     def negative_arguments(self) -> dict[str, Tensor]:

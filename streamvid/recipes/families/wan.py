@@ -69,7 +69,8 @@ class WanTraining(DiffusionTraining):
             )
         if self.config.expert is not None and not has_two:
             raise ConfigError(
-                f"model.args.expert={self.config.expert}: {self.folder.root} has one expert; omit model.args.expert"
+                f"model.args.expert={self.config.expert}: {self.folder.root} has only one expert; omit "
+                "model.args.expert"
             )
         return EXPERTS[self.config.expert or "high"] if has_two else ("transformer",)
 
@@ -121,7 +122,7 @@ class WanTraining(DiffusionTraining):
         return {name: self.folder.setting(name, None) for name in ("boundary_ratio", "expand_timesteps")}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity that the expert for each sample's time predicts."""
+        """Return, for each sample, the velocity predicted by the expert that is responsible for its time."""
         models = [getattr(self, name) for name in self.denoiser_names()]
         if len(models) == 1:
             return self._velocity(models[0], slice(None), noisy, drawn, batch)
@@ -154,7 +155,7 @@ class WanTraining(DiffusionTraining):
         return found
 
     def other_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return additional inputs for the transformer by name, each with shape (B, …)."""
+        """Return additional inputs for the transformer, by name. Each input has shape (B, …)."""
         return {"encoder_hidden_states_image": batch.image_embeds} if "image_embeds" in batch else {}
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:

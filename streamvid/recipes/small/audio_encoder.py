@@ -27,7 +27,7 @@ class BandEncoder(nn.Module):
         self.register_buffer("bands", _bands(window // 2 + 1), persistent=False)
 
     def forward(self, audio: Tensor) -> Tensor:
-        """Encode audio (B, channels, N) as float32 (B, L, NUM_BANDS), where L = 1 + N // (window / 2)."""
+        """Encode audio (B, channels, N) as float32 states (B, L, NUM_BANDS), where L = 1 + N // (window / 2)."""
         window, mono = len(self.taper), audio.float().mean(dim=1)
         spectra = torch.stft(mono, window, window // 2, window=self.taper, pad_mode="constant", return_complex=True)
         return torch.log1p(spectra.abs().transpose(1, 2) @ self.bands)

@@ -128,7 +128,10 @@ class Autoencoder(nn.Module):
         return (self.config.latent_channels, (size[0] + 2) // 4 + 1, -(-size[1] // 8), -(-size[2] // 8))
 
     def encode(self, video: Tensor) -> Tensor:
-        """Encode a video (B, 3, T, H, W) in -1..1 as (B, C, t, h, w). Pads T to 4k+1, and H and W to multiples of 8."""
+        """Encode a video (B, 3, T, H, W) with values in -1..1 as latents (B, C, t, h, w).
+
+        Pads T to 4k+1, and H and W to multiples of 8.
+        """
         _, t, h, w = self.latent_shape((video.shape[2], video.shape[3], video.shape[4]))
         video = fill_up(video, (4 * t - 3, 8 * h, 8 * w))
         cells = patchify(video, CELL).reshape(video.shape[0], video.shape[2], 2 * h, 2 * w, -1).permute(0, 4, 1, 2, 3)

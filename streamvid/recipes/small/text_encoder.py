@@ -118,8 +118,8 @@ def no_text(width: int, device: torch.device | str = "cpu") -> Tensor:
 class BytesEncoder(nn.Module):
     """Text encoder that returns fixed random features for each byte and its neighbors.
 
-    It has no weights and no tokenizer, and is the same on every machine. The model that uses the features must learn
-    their meaning.
+    It has no weights and no tokenizer, and returns the same features on every machine. The model that uses the features
+    must learn their meaning.
     """
 
     table: Tensor

@@ -183,8 +183,8 @@ class SmallTraining(nn.Module):
     def validate(self, batch: Batch) -> dict[str, Tensor]:
         """Return `loss` and, for the same noise, losses (B,) that show how much the model benefits from text and audio.
 
-        They are `loss_without_text` and, in batches of several samples, `loss_with_other_audio`, for which each sample
-        gets the audio of another sample.
+        These additional losses are `loss_without_text` and, in batches of several samples, `loss_with_other_audio`, for
+        which each sample gets the audio of another sample.
         """
         found = {
             "loss": self._losses(batch, self._velocity(batch)),
@@ -197,7 +197,7 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
-        """Generate uint8 videos (B, 3, T, H, W) for a batch's texts and bucket.
+        """Render a uint8 video of the bucket's size for each text in a batch. Return videos (B, 3, T, H, W).
 
         The noise is drawn with the batch's seeds.
         """

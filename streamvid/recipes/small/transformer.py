@@ -31,7 +31,7 @@ def wave_features(position: Tensor, num_frequencies: int, longest: float = 10_00
 
 
 def grid_embedding(grid: Size, dim: int, device: torch.device) -> Tensor:
-    """Embed the positions of a (t, h, w) grid as (t·h·w, dim) float32, with a third of the width per axis."""
+    """Embed the positions of a (t, h, w) grid as a float32 tensor (t·h·w, dim). Each axis gets a third of the width."""
     per_axis = dim // 6
     axes = [wave_features(torch.arange(length, device=device), per_axis) for length in grid]
     parts = [axes[0][:, None, None, :], axes[1][None, :, None, :], axes[2][None, None, :, :]]
@@ -171,7 +171,10 @@ def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_over_time(states: Tensor, length: int) -> Tensor:
-    """Divide the duration of states (B, M, dim) into `length` equal parts. Return their means, (B, length, dim)."""
+    """Divide the duration of states (B, M, dim) into `length` equal parts.
+
+    Return the mean of each part (B, length, dim).
+    """
     return functional.adaptive_avg_pool1d(states.transpose(1, 2), length).transpose(1, 2)
 
 

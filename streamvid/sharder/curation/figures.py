@@ -95,7 +95,7 @@ class Blur:
 
 
 def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
-    """Return the share of the differences between neighboring rows that remains after a box filter, in millionths.
+    """Return, in millionths, the share of the differences between neighboring rows that remains after a box filter.
 
     Return None if there are no differences or too few rows.
     """
@@ -111,7 +111,10 @@ def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
 
 
 class Signature:
-    """Signature for finding copies of a part; see signature.py. The value is None if most samples are flat."""
+    """Signature for finding copies of a part of a video; see signature.py.
+
+    The value is None if most samples are flat.
+    """
 
     def __init__(self) -> None:
         self._spectra: list[npt.NDArray[np.int32]] = []

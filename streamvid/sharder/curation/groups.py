@@ -98,7 +98,7 @@ def _neighbors(signatures: Words, rows: Numbers, key: int) -> Numbers:
 
 
 def _ordered(signatures: Words, rows: Numbers, key: int) -> Numbers:
-    """Return the rows sorted by the bits of their signatures that `key` selects.
+    """Sort the rows by the signature bits that `key` selects.
 
     Rows with equal bits keep their order.
     """

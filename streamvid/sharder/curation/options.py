@@ -60,7 +60,9 @@ class CurationOptions:
         check_options(self)
         for name in self.scores:
             if name not in SCORES:
-                raise ConfigError(f"scores={list(self.scores)}: {name!r} is not a score; use {' or '.join(SCORES)}")
+                raise ConfigError(
+                    f"scores={list(self.scores)}: {name!r} is not a valid score; use {' or '.join(SCORES)}"
+                )
         if len(set(self.scores)) < len(self.scores):
             raise ConfigError(f"scores={list(self.scores)} contains duplicates; list each score only once")
 

@@ -61,7 +61,7 @@ class CutDetector:
 
 
 def _change(before: Sequence[npt.NDArray[np.int64]], after: Sequence[npt.NDArray[np.int64]]) -> int:
-    """Return the sum of the absolute changes of all samples. Chroma is weighted by the number of pixels it covers."""
+    """Return the sum of absolute changes over luma and chroma. Chroma is weighted by the number of pixels it covers."""
     luma, *chroma = (own - other for own, other in zip(after, before, strict=True))
     change = int(np.abs(luma * luma.size - luma.sum()).sum()) // luma.size
     return change + sum(int(np.abs(plane).sum()) * (luma.size // plane.size) for plane in chroma)

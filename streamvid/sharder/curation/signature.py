@@ -75,7 +75,7 @@ def signature_of(spectra: Integers) -> Words | None:
 
 
 def to_text(words: Words) -> str:
-    """Return a signature as text for the index."""
+    """Convert a signature to text for the index."""
     return base64.b64encode(words.astype(">u8").tobytes()).decode()
 
 

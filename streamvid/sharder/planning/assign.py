@@ -341,7 +341,7 @@ def _check_audio(probe: Probe, options: ShardOptions) -> None:
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
-    """Return the number of clip frames in the whole source, computed without frame times."""
+    """Return the number of clip frames that the whole source yields. Frame times are not needed."""
     if probe.is_image or options.clips.is_native:
         return probe.num_frames
     return num_places(options.frame_rate, probe.num_frames, probe.fps, probe.duration_seconds)

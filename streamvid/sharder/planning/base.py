@@ -44,7 +44,7 @@ class Base:
     writing: the right to publish the next version; None for a task or a dry run, because neither of them publishes
         anything.
     num_known: number of input rows that the dataset already knows.
-    earlier: maps the hash of a file name to the number of known rows, for input files that have samples.
+    earlier: for input files that already have samples, maps the hash of the file's name to its number of known rows.
     """
 
     dataset: Dataset
@@ -58,7 +58,10 @@ class Base:
 
     @cached_property
     def first_numbers(self) -> dict[str, int]:
-        """First unused shard number by bucket id. Numbers of shards that no longer have samples are not reused."""
+        """First unused shard number for each bucket id.
+
+        Numbers of shards that no longer have samples are not reused.
+        """
         shards = read_shards(self.dataset.store, self.manifest.files.shards)
         names, codes = shards.bucket_id.names, shards.bucket_id.codes
         return {name: int(shards.number[codes == code].max()) + 1 for code, name in enumerate(names)}
@@ -70,7 +73,7 @@ class Base:
 
     @cached_property
     def user_types(self) -> dict[str, str]:
-        """Types of all user columns of the dataset by name, including columns that were added later."""
+        """Types of all user columns in the dataset, by name, including columns that were added later."""
         return _user_types(ColumnGroups.of(self.manifest).schema(self._stored_schema))
 
     @cached_property
@@ -180,8 +183,8 @@ def _new(
             yield replace(record, columns={name: value_as(record.columns.get(name), types[name]) for name in types})
 
 
-_REMOVED = "samples of this file were removed from the dataset"
-_OTHER = "the dataset has another file with this name, which has a different size"
+_REMOVED = "samples from this file were removed from the dataset"
+_OTHER = "the dataset contains another file with this name and a different size"
 
 
 def _sized(entries: InputRows, field_name: str) -> npt.NDArray[np.uint64]:

@@ -103,7 +103,7 @@ class _SampleRows:
 
 @dataclass(frozen=True)
 class _Table:
-    """Facts about each row.
+    """Facts about each row, from which groups, the best row of each group, and splits are computed.
 
     has_signature: False for rows that are not compared.
     quality: number of pixels, duration in seconds, and size in bytes.

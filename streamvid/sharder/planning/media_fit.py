@@ -26,7 +26,7 @@ SHAPE_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class PlannedMedium:
-    """File from a conditioning input, as stored with a sample's clip.
+    """File for a conditioning input, as it is stored with a sample's clip.
 
     is_still: True for one still image per clip; False for a video with as many frames as the clip, and for audio.
     """
@@ -107,8 +107,8 @@ def fit_media(
 def _check_audio(file: MediaFile, own: Probe) -> None:
     if file.item is not None:
         raise Rejected(
-            f"{file.label}: {file.source} is in a list, but an audio input has one file per row; use one column per "
-            "file",
+            f"{file.label}: {file.source} is in a list, but an audio input must have one file per row; use one column "
+            "per file",
             kind="medium",
         )
     if not own.has_audio:
@@ -144,8 +144,8 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     apart, limit = _apart_seconds(own, probe), TIME_TOLERANCE / probe.fps if probe.fps else 0.0
     if apart > limit:
         raise Rejected(
-            f"{file.label}: a frame of {file.source} is {apart:.3f} s away from the corresponding frame of the clip; "
-            f"at most {limit:.3f} s (half a frame) is allowed; convert both files to the same constant frame rate "
+            f"{file.label}: a frame of {file.source} is {apart:.3f} s away from the corresponding frame of the clip, "
+            f"but at most {limit:.3f} s (half a frame) is allowed; convert both files to the same constant frame rate "
             f"(their average rates are {own.fps:.3f} and {probe.fps:.3f})",
             kind="medium",
         )
@@ -168,7 +168,7 @@ def _length(probe: Probe) -> str:
 
 
 def _apart_seconds(own: Probe, probe: Probe) -> float:
-    """Return the largest difference in seconds between the times of corresponding frames, relative to frame 0."""
+    """Return the largest time difference, in seconds, between corresponding frames. Each file's frame 0 has time 0."""
     import numpy as np
 
     times: list[Any] = []

@@ -310,7 +310,7 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return integer weights by bucket id: probabilities times UNIT, rounded so that their sum is correct."""
+    """Map each bucket id to an integer weight: its probability times UNIT, rounded without changing the sum."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
     # A weight that would be rounded to 0 is set to 1. If the sum then exceeds UNIT, the largest weights are reduced.

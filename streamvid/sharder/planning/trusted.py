@@ -35,7 +35,7 @@ _STORED = tuple(map(attrgetter, ("bucket", "split", "window.start", "window.num_
 
 @dataclass(frozen=True)
 class StatedFacts:
-    """Reader of facts about clips from the metadata, which replace the results of probing.
+    """Reads facts about clips from the metadata. These facts replace the results of probing.
 
     Each field is the name of the metadata column that contains the fact. One of fps and seconds may be "" if the
     metadata has no such column.
@@ -62,12 +62,13 @@ class StatedFacts:
         if missing:
             raise SourceError(
                 f"trust_metadata=True: the metadata lacks the columns {', '.join(missing)}; its other columns: "
-                f"{', '.join(names) or 'none'}; add the columns, or omit trust_metadata to probe all files first"
+                f"{', '.join(names) or 'none'}; add the missing columns, or omit trust_metadata to probe all files "
+                "first"
             )
         return StatedFacts(**found)
 
     def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
-        """Return the facts about a file from the metadata, or a rejection if a fact is missing or invalid."""
+        """Return the facts that the metadata states about a file, or a rejection if a fact is missing or invalid."""
         values: Mapping[str, object] = file.columns if isinstance(file, Record) else {}
         value = values.get
         num_frames = _count(value(self.num_frames))
@@ -85,7 +86,7 @@ class StatedFacts:
 
 
 def _unusable(allowed: str) -> Rejected:
-    return Rejected(f"the metadata of the row is incomplete or invalid: {allowed}", kind="stated-facts")
+    return Rejected(f"the metadata for the row is incomplete or invalid: {allowed}", kind="stated-facts")
 
 
 def _number(value: object) -> float:
@@ -105,7 +106,7 @@ def _count(value: object) -> int:
 
 
 def look_up(plan: ShardPlan, shards: Sequence[PlannedShard], options: ShardOptions) -> ShardPlan:
-    """Return the plan with the sizes and versions of these shards' files.
+    """Add the sizes and versions of the files in these shards to the plan. Return the new plan.
 
     Samples with missing files become rejections.
     """
@@ -134,10 +135,10 @@ def _state(path: str, options: ShardOptions) -> tuple[int, str]:
 
 
 def confirm(plan: ShardPlan, shards: Sequence[PlannedShard], probes: Probes, options: ShardOptions) -> ShardPlan:
-    """Return the plan with the probed facts for the samples in these shards. Other shards stay as planned.
+    """Replace stated with probed facts for the samples in these shards. Return the new plan.
 
-    A sample whose file cannot be used, or would be stored differently, becomes a rejection. Shards keep their names,
-    and a shard can become empty.
+    Other shards do not change. A sample whose file cannot be used, or would be stored differently, becomes a rejection.
+    Shards keep their names, and a shard can become empty.
 
     probes: results of probing the files of `shards`.
     """
@@ -191,7 +192,7 @@ def _difference(stated: Probe, probe: Probe) -> str:
         stated_seconds, seconds = stated.duration_seconds, probe.duration_seconds
         return f"the metadata implies a duration of {stated_seconds:.6g} s, but the file lasts {seconds:.6g} s"
     if not names:
-        return f"the name indicates a .{stated.extension} file, but the content is that of a .{probe.extension} file"
+        return f"the name indicates a .{stated.extension} file, but the content indicates a .{probe.extension} file"
     said = " and ".join(f"{name} {getattr(stated, name):.6g}" for name in names)
     found = " and ".join(f"{getattr(probe, name):.6g}" for name in names)
     return f"the metadata states {said}, but the file has {found}"

@@ -122,7 +122,7 @@ def parse_where(text: str, user_types: Mapping[str, str], figures: Collection[st
     """Parse a condition on the user's columns, FACTS, `text` and `source`.
 
     user_types: maps each user column to its type in the index. figures: names of the columns that curation adds.
-    Raises ConfigError if the condition is invalid; the message contains the text, the position of the error and a
+    Raises ConfigError if the condition is invalid; the message contains the condition, the position of the error and a
     remedy.
     """
     kinds = {**FACTS, **_OWN, **{f"user.{name}": _USER_KINDS[kind] for name, kind in user_types.items()}}

@@ -70,7 +70,10 @@ class CaptionCells:
 def find_caption_columns(
     names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None, *, is_timed: bool = False
 ) -> CaptionColumns:
-    """Return the columns `asked`, or detect one if `asked` is None. Raises SourceError if a column does not exist."""
+    """Return the columns in `asked`, or detect one if `asked` is None.
+
+    Raises SourceError if a column does not exist.
+    """
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
@@ -102,8 +105,8 @@ def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
         num_bytes = len(captions_to_json(captions).encode())
         if num_bytes > MAX_CAPTIONS_BYTES:
             raise Rejected(
-                f"the captions have {num_bytes} bytes in total; at most {MAX_CAPTIONS_BYTES} are allowed; shorten or "
-                "remove some captions"
+                f"the captions have {num_bytes} bytes in total, but at most {MAX_CAPTIONS_BYTES} are allowed; shorten "
+                "or remove some captions"
             )
     return captions
 

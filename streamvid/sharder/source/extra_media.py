@@ -27,7 +27,7 @@ MediaCells: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """File from a conditioning input.
+    """File for a conditioning input.
 
     item: index of the file (starting at 0) if the cell contains a list of files; otherwise None.
     source, path, num_bytes, version: same as in Record.
@@ -90,7 +90,7 @@ def _cells(column: Column, medium: MediaColumn) -> list[object]:
 
 
 def paths_of(cells: MediaCells) -> list[object]:
-    """Return all paths of conditioning inputs in a row."""
+    """Return the paths of all conditioning inputs in a row."""
     return [path for cell in cells.values() for path in (cell if isinstance(cell, list) else [cell]) if path]
 
 

@@ -111,7 +111,7 @@ def locate(value: object, root: Path) -> tuple[str, str]:
 
 
 def check_path(value: object) -> str:
-    """Check that a value in a row is a valid path, and return it. Raises Rejected if it is not."""
+    """Check that a value in a row is a valid path, and return it. Raises Rejected if it is invalid."""
     if value is None:
         raise Rejected("the path is missing", kind="bad-path")
     if not isinstance(value, str):

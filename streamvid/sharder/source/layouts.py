@@ -222,7 +222,7 @@ def _open_prefix(url: str, options: ShardOptions, embedded: EmbeddedFiles) -> _S
 def _one_file(place: Place, name: str, options: ShardOptions, embedded: EmbeddedFiles) -> _Source:
     if options.source.metadata is not None:
         raise SourceError(
-            f"source {place.url}/{name} is a file, and cannot be combined with "
+            f"source {place.url}/{name} is a file, so it cannot be combined with "
             f"source.metadata={str(options.source.metadata)!r} (--metadata); pass the folder that contains the media "
             "as the source, or omit --metadata"
         )
@@ -418,7 +418,7 @@ def _read_dataset(source: _Source) -> SourceInput:
 
 
 def _outside_datasets(source: _Source, suffix: str) -> list[str]:
-    """Return the paths with this suffix, except those inside finished or unfinished streamvid datasets."""
+    """Return the paths with this suffix that are not inside finished or unfinished streamvid datasets."""
     names = [path for path in source.paths if path.lower().endswith(suffix)]
     known: dict[str, bool] = {}
 

@@ -80,7 +80,7 @@ def part_path(path: str, offset: int) -> str:
 
 
 def checksum_version(sha256: bytes) -> str:
-    """Return the version of a file with a known checksum, which `Media.read` verifies."""
+    """Return the version of a file with a known checksum. `Media.read` verifies the file against this checksum."""
     return f"{_CHECKSUM}{sha256.hex()}"
 
 

@@ -95,7 +95,7 @@ class Place:
         return StorageOptions()
 
     def media(self, path: str) -> Media:
-        """Return a file for reading. Raises Rejected if `path` is not a file."""
+        """Return a Media that reads the file. Raises Rejected if `path` is not a file."""
         source, found = self.locate(path)
         return Media(found, source, *self.state(found), self.storage)
 
@@ -120,7 +120,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ObjectStates:
-    """Cache of object states by URL. States are requested when needed; the state of a missing object is None.
+    """Cache of object states, keyed by URL. States are requested when needed; the state of a missing object is None.
 
     buckets: URLs of the buckets that rows may use; None allows all buckets.
     """

@@ -182,7 +182,7 @@ def _what_is_missing(found: SourceInput, source: str | Path, options: ShardOptio
         return f"the dataset {found.place.url} has no samples; check the path"
     if found.table is not None and found.layout != "tars":
         return f"the metadata {', '.join(found.metadata[:3])} of source {source} has no rows; check the file"
-    where = f"the tars of {found.place.url} contain" if found.layout == "tars" else f"{found.place.url} contains"
+    where = f"the tars in {found.place.url} contain" if found.layout == "tars" else f"{found.place.url} contains"
     is_audio = options.clips.is_audio
     extensions = ", ".join(AUDIO_EXTENSIONS if is_audio else VIDEO_EXTENSIONS + IMAGE_EXTENSIONS)
     return (
@@ -196,7 +196,7 @@ def _what_is_missing(found: SourceInput, source: str | Path, options: ShardOptio
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Input row as given in the metadata. problem: the reason if the row could not be read; otherwise ""."""
+    """Input row as given in the metadata. problem: reason that the row could not be read; "" if it was read."""
 
     path: object
     captions: CaptionCells | CaptionFile
@@ -208,7 +208,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Roles:
-    """Metadata columns by use. A field is None if no column has this use.
+    """Metadata columns, with one field for each use. A field is None if no column has this use.
 
     video: column of media paths.
     num_bytes: column of file sizes in bytes, if the metadata is trusted.
@@ -244,7 +244,7 @@ class _Roles:
         return _Roles(video, captions, options.source.media_columns, times, kinds, sizes)
 
     def uses(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the columns by use, for a SourceSummary. Columns that the layout created are omitted."""
+        """Map each use to its columns, for a SourceSummary. Columns that the layout created are omitted."""
         used = {
             "video": () if self.video is None else (self.video,),
             "caption": self.captions.names,
@@ -452,7 +452,7 @@ def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> Record
 
 
 def _check_owners(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> None:
-    """Raise SourceError if files of different inputs have the same name. Clips of sealed datasets keep their keys."""
+    """Raise SourceError if inputs share a file name. Clips from sealed datasets may, because they keep their keys."""
     repeated = TextSet.repeated(source for part in parts for (source,) in part.records.tuples("source"))
     owners: dict[str, int] = {}
     for number, part in enumerate(parts):
@@ -469,7 +469,10 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """Return the record with columns converted to `types`. It is in split "val" if its record key is in `val`."""
+    """Return the record with columns converted to `types`.
+
+    The result is in split "val" if its record key is in `val`.
+    """
     columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
     origin = record.origin
     if origin is not None and origin.record_key in val:

@@ -42,7 +42,7 @@ def is_manifest(media: Media) -> bool:
 
 
 def read_dataset(place: Place, storage: StorageOptions) -> tuple[MemberFolder, MetadataTable, str, str]:
-    """Return (place, table, video column, caption column) of a dataset. Raises SourceError if it cannot be read."""
+    """Return (place, table, video column, caption column) for a dataset. Raises SourceError if it cannot be read."""
     try:
         dataset = Dataset(open_store(place.url, storage))
         reader = _SealedReader(dataset)

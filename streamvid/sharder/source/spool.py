@@ -77,7 +77,7 @@ class SpooledFile(FarFile):
     folder: directory of the temporary file; None for the system's temporary directory.
     waiting: context manager entered during each wait for the store, to exclude the wait from the reader's time limit.
     first_bytes: minimum size of a fetch; sequential reads fetch more.
-    error: last error of the store or the temporary file; None if there was none.
+    error: last error from the store or the temporary file; None if no error has occurred.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ class SourceSummary:
 
     metadata: names of the files from which the rows were read; empty if each media file is a row.
     unread_metadata: other metadata files in the source's folder.
-    columns: columns by use. The uses are "video", "caption", "caption weight", "time range", names of conditioning
-        inputs, "kept" (stored with each sample) and "ignored".
+    columns: maps each use to its columns. The uses are "video", "caption", "caption weight", "time range", names of
+        conditioning inputs, "kept" (stored with each sample) and "ignored".
     num_usable: number of records. Each usable row becomes one record, or one record per time range.
     num_captions: number of records with a caption.
     unnamed_files: media files in the folder to which no row of the metadata refers.
@@ -118,7 +118,7 @@ class InputSummary:
 
 
 def duplicates(files: Iterable[Media]) -> Counted:
-    """Return the number of files with the same content as another file, with examples.
+    """Return the number of files with the same content as another file, and some examples.
 
     A local file is read completely only if another file has the same size and the same first bytes. Objects in a store
     are not read; two objects with the same size and version (ETag) are regarded as equal.

@@ -134,7 +134,10 @@ def _parse(block: bytes, offset: int) -> tarfile.TarInfo:
     except tarfile.HeaderError:
         header = None
     if header is None or header.size < 0:
-        raise Rejected(f"there is no valid tar header at byte {offset}; the file is damaged there or is not a tar")
+        raise Rejected(
+            f"there is no valid tar header at byte {offset}; the file is damaged or is not a tar; create or download "
+            "it again"
+        )
     return header
 
 

@@ -36,9 +36,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _TarSample:
-    """Members of one sample by extension (the part of the name after the first dot).
+    """Members of one sample, keyed by extension (the part of the name after the first dot).
 
-    broken: errors of unusable members.
+    broken: messages about members that cannot be used.
     """
 
     media: dict[str, TarMember] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _TarSample:
 
 @dataclass(frozen=True)
 class _Tar:
-    """Contents of one tar. problem: the reason if the tar could not be read to its end; otherwise ""."""
+    """Contents of one tar. problem: reason that the tar could not be read to its end; "" if it was read."""
 
     media: Media
     samples: dict[str, _TarSample]
@@ -79,7 +79,7 @@ def read_tars(
             row[CAPTION] = next((row[name] for name in CAPTION_COLUMNS if row.get(name)), None)
     if reader.num_left_out:
         _log.warning(
-            "ignored %d media members in the tars of %s, because they are neither clips nor conditioning inputs",
+            "ignored %d media members in the tars in %s, because they are neither clips nor conditioning inputs",
             reader.num_left_out,
             place.url,
         )
@@ -170,7 +170,7 @@ class _TarReader:
         return _Tar(media, samples, "")
 
     def _metas(self, name: str) -> dict[str, _TarSample]:
-        """Return the samples of the Cosmos metadata tar for a tar of videos, or {} if there is no such tar."""
+        """Return the samples in the Cosmos metadata tar for a tar of videos, or {} if there is no metadata tar."""
         parts = name.split("/")
         for at, part in enumerate(parts[:-1]):
             beside = "/".join([*parts[:at], _METAS_OF.get(part, ""), *parts[at + 1 :]])
@@ -179,7 +179,7 @@ class _TarReader:
         return {}
 
     def _parquet(self, name: str) -> dict[str, Mapping[str, object]]:
-        """Return the rows of the Parquet file next to a tar, by sample key, or {} if there is no such file."""
+        """Map each sample key to its row in the Parquet file next to a tar. Return {} if there is no such file."""
         beside = posixpath.splitext(name)[0] + ".parquet"
         if not self.place.is_file(beside):
             return {}

@@ -66,17 +66,20 @@ class TimeColumns:
 
     @staticmethod
     def of(names: Sequence[str], asked: Sequence[str]) -> TimeColumns:
-        """Find the columns `asked`. Raises SourceError if one of these columns does not exist."""
+        """Find the columns in `asked`. Raises SourceError if one of these columns does not exist."""
         return TimeColumns(tuple(find_column(names, name, (), "source.time_columns") for name in asked))
 
     def cells(self, block: RowBlock) -> list[tuple[object, ...]]:
-        """Return the values of the columns for each row."""
+        """Return the values of these columns for each row."""
         if not self.names:
             return [()] * block.num_rows
         return list(zip(*(block.column(name).values() for name in self.names), strict=True))
 
     def ranges(self, cells: Sequence[object]) -> list[TimeRange]:
-        """Return the ranges of a row; see `parse_ranges`. A second column named like "duration" contains durations."""
+        """Return the ranges of a row; see `parse_ranges`.
+
+        Values in a second column with a name like "duration" are durations.
+        """
         if not self.names:
             return []
         return parse_ranges(cells, has_duration=len(self.names) == 2 and _is_duration(_plain(self.names[1])))

@@ -44,9 +44,9 @@ class CurateUnit:
 def curate_file(unit: CurateUnit) -> Finding:
     """Measure one file. Runs in a worker.
 
-    The finding has one part per span: the list of the span's scenes. Each scene is a list of the first frame, the frame
-    after the last, and the figures by name. A span has several scenes only if it is divided at hard cuts. The part for
-    a span does not depend on the other spans.
+    The finding has one part per span: the list of the span's scenes. Each scene is a list with three items: the number
+    of its first frame, the number of the frame after its last frame, and its figures by name. A span has several scenes
+    only if it is divided at hard cuts. The part for a span does not depend on the other spans.
 
     Raises SourceError if the file has changed since it was listed, and StorageError if the store fails.
     """
@@ -63,7 +63,10 @@ def _curate(unit: CurateUnit, source: Source) -> Finding:
 
 
 def _numbers(unit: CurateUnit, table: PacketTable) -> list[int]:
-    """Return the numbers of the frames to decode: to detect cuts, all frames of the spans; otherwise, the samples."""
+    """Return the numbers of the frames to decode.
+
+    To detect cuts, these are all frames of the spans; otherwise, the samples.
+    """
     if unit.scene_cuts:
         return sorted({number for span in unit.spans for number in range(*span)})
     return sorted(_samples(unit, table)) or [0]
@@ -79,7 +82,7 @@ def _samples(unit: CurateUnit, table: PacketTable) -> dict[int, int]:
 
 
 class _Seen:
-    """Observer that computes the figures and the cuts of a file from its frames."""
+    """Observer that computes a file's figures and hard cuts from its frames."""
 
     def __init__(self, unit: CurateUnit, table: PacketTable) -> None:
         from streamvid.sharder.curation.figures import FIGURES

@@ -109,7 +109,7 @@ def _encode(unit: EncodeUnit, source: Source) -> Finding:
 
 
 def _encode_audio(unit: EncodeUnit, source: Source, seconds: Fraction) -> MadeClip:
-    """Return the audio of the window. Times are measured from the first frame of the sample's source."""
+    """Encode the audio in the window. Times are measured from the first frame of the sample's source."""
     from streamvid.video.encode.audio_file import encode_audio_file
 
     assert unit.audio is not None

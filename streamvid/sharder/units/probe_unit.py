@@ -73,7 +73,7 @@ class Probe:
     has_audio: True if the file has readable audio; None if unknown.
     audio_start_seconds: start time of the audio minus the time of the first frame.
     audio_seconds: duration of the audio.
-    audio_problem: the reason if the file's audio cannot be read; otherwise "".
+    audio_problem: reason that the file's audio cannot be read; otherwise "".
     """
 
     width: int
@@ -102,7 +102,10 @@ class Probe:
         return max(0.0, (self.audio_start_seconds or 0.0) + (self.audio_seconds or 0.0))
 
     def without(self, bars: Margins) -> Probe:
-        """Return the facts that apply after black bars are cropped. bars: (left, top, right, bottom), in pixels."""
+        """Return the facts about the file after its black bars are cropped.
+
+        bars: (left, top, right, bottom), in pixels.
+        """
         left, top, right, bottom = bars
         return replace(self, width=self.width - left - right, height=self.height - top - bottom) if any(bars) else self
 
@@ -259,5 +262,5 @@ def clip_extension(container: str, source: str) -> str:
 
 
 def extension_of_name(suffix: str) -> str:
-    """Return the extension of a clip in a tar. suffix: extension of the source file."""
+    """Return the extension that a clip gets in a tar. suffix: extension of the source file."""
     return _EXTENSIONS_OF_NAMES.get(suffix, suffix)

@@ -42,13 +42,13 @@ class ClipFolder:
         if hashlib.sha256(data).hexdigest() != sha256:
             store.remove(path)
             raise StorageError(
-                f"a stored clip of {source} in {store.url} was damaged and has been removed; run the same command "
+                f"a stored clip from {source} in {store.url} was damaged and has been removed; run the same command "
                 "again to recreate it"
             )
         return data
 
     def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of every clip, by name."""
+        """Map the name of each clip to its size in bytes."""
         found: dict[str, int] = {}
         store = self._store()
         places: list[tuple[Store, str]] = [(LocalStore(self.folder), _CLIPS)]

@@ -21,7 +21,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 class Destination:
     """Destination of a dataset.
 
-    store: store of the dataset.
+    store: store that contains the dataset.
     folder: local work folder, which need not exist.
     """
 
@@ -60,8 +60,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
     if not isinstance(store, LocalStore):
         if store.url.startswith("memory:"):
             raise ConfigError(
-                f"destination {store.url}: workers cannot access the memory of this process; choose a folder or "
-                "object store"
+                f"destination {store.url}: workers cannot access this process's memory; choose a folder or object store"
             )
         return Destination(store, _work_folder(store.url, options))
     if options.work.work_dir is not None:
@@ -76,7 +75,10 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
 
 
 def _work_folder(url: str, options: ShardOptions) -> Path:
-    """Return the work folder for a URL and endpoint. Every run gets the same folder and thus finds unfinished work."""
+    """Return the work folder for a URL and endpoint.
+
+    Every run gets the same folder and thus finds unfinished work from earlier runs.
+    """
     endpoint = options.storage.endpoint_url or next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
     name = hashlib.sha256(f"{endpoint}\n{url}".encode()).hexdigest()[:32]
     if options.work.work_dir is None:

@@ -50,7 +50,7 @@ class SharedJournal(Journal):
         self._publish()
 
     def refresh(self) -> None:
-        """Read the findings of the other tasks and of an earlier run without tasks."""
+        """Read the findings from the other tasks and from an earlier run without tasks."""
         if self._earlier != self._local and self._earlier.exists():
             with self._earlier.open("rb") as file:
                 self.include(file)

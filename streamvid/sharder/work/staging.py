@@ -253,7 +253,7 @@ class Staging:
 
 @contextmanager
 def leased(dest: Destination, share: Share = WHOLE, *, admits_tasks: bool = False) -> Iterator[Lease]:
-    """Hold the lease of a run or task at `dest`, which also excludes other machines.
+    """Hold the lease for a run or task at `dest`. The lease also excludes other machines.
 
     A run without tasks excludes all other runs. A task excludes only other runs of the same task.
     admits_tasks: True for a run that first lets other machines do tasks.
@@ -281,7 +281,10 @@ def check_unused(dest: Destination) -> None:
 
 
 def end_tasks(dest: Destination, lease: Lease) -> None:
-    """Stop admitting tasks, and wait for the leases of lost tasks. Raises DatasetError if a task is running."""
+    """Stop admitting tasks, and wait until the leases of lost tasks have expired.
+
+    Raises DatasetError if a task is running.
+    """
     lease.close_to_tasks()
     wait_until_free(dest.store, LEASES, lambda other: other.name != RUN)
 

@@ -216,7 +216,7 @@ def _parse_note(data: bytes, *, is_task: bool, is_alive: bool) -> _Note:
 
 
 def _phases(notes: Sequence[_Note]) -> tuple[Phase, ...]:
-    """Return the combined phases of all runs. Numbers are added, and the time is that of the slowest run."""
+    """Return the combined phases of all runs. Numbers are added up, and the time is taken from the slowest run."""
     found: dict[str, Phase] = {}
     for phase in sorted((phase for note in notes for phase in note.phases), key=lambda phase: PHASES.index(phase.name)):
         sums = found.get(phase.name, Phase(phase.name, 0, 0, 0, 0.0))
@@ -231,7 +231,7 @@ def _phases(notes: Sequence[_Note]) -> tuple[Phase, ...]:
 
 
 def _count_rejections(dest: Destination) -> dict[str, int]:
-    """Return the number of rejections in all journals, by kind."""
+    """Return the number of rejections of each kind in all journals."""
     findings = Findings()
     for name in JOURNALS:
         if (dest.folder / name).exists():

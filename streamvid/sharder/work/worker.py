@@ -41,7 +41,7 @@ def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
 
 @contextlib.contextmanager
 def clock_paused() -> Iterator[None]:
-    """Pause the unit's time limit inside the `with` block, for a wait that the file does not cause."""
+    """Pause the unit's time limit inside the `with` block. Use this for waits that are not caused by the file."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield

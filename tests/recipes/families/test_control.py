@@ -88,7 +88,7 @@ def test_vace_trains_and_samples_with_and_without_references(tmp_path: Path) -> 
 
 def test_inputs_that_do_not_fit_name_the_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     module = built("wan-vace", tmp_path)
-    with pytest.raises(ConfigError, match="mask has values up to 1, but a mask is white"):
+    with pytest.raises(ConfigError, match="mask has values up to 1, but a mask must be white"):
         module.encode(with_media(mask=mask_of(16).clamp(max=1)))
     with pytest.raises(ConfigError, match=r"control has shape \(1, 3, 1, 32, 48\).*--media video:control=COLUMN"):
         module.encode(with_media(control=pixels(1, 3, 1, 32, 48, seed=1)))

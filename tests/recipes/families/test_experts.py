@@ -89,5 +89,5 @@ def test_adapters_to_start_from_belong_to_one_expert(tmp_path: Path) -> None:
 
 
 def test_a_model_with_one_expert_refuses_the_option(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.args\.expert=low: .* has one expert; omit model\.args\.expert"):
+    with pytest.raises(ConfigError, match=r"model\.args\.expert=low: .* has only one expert; omit model\.args\.expert"):
         build(model=str(make_model("wan2.1", tmp_path / "model")), expert="low")
