@@ -23,7 +23,8 @@ def check_unpacked(footer: Any, num_bytes: int) -> None:
     limit = _UNPACKED_BYTES + _UNPACKED_RATIO * num_bytes
     if not 0 <= unpacked <= limit:
         raise ValueError(
-            f"the file of {num_bytes} bytes unpacks to {unpacked} bytes; it may unpack to at most {limit} bytes"
+            f"the {num_bytes}-byte file unpacks to {unpacked} bytes; at most {limit} bytes are allowed for a file of "
+            "this size"
         )
 
 

@@ -1,4 +1,4 @@
-"""Lookup and joining of columns that were added to a sealed samples index."""
+"""Lookup and joining of columns that were added to the samples index of a sealed dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ColumnGroups:
     """Column groups of a dataset. If several groups contain the same column, the last group takes precedence.
 
-    places: maps the path of each samples file to its position. The matching file of a group has the same position.
+    places: maps the path of each samples file to its position. The matching file in each group has the same position.
     """
 
     groups: tuple[ColumnGroup, ...]

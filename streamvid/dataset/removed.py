@@ -84,7 +84,7 @@ def read_removed(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Removals:
-    """Maps each shard to the rows of its removed samples, as ascending int32 numbers."""
+    """Mapping from each shard to the rows of its removed samples, as ascending int32 numbers."""
 
     rows: Mapping[ShardName, Int32s] = field(default_factory=dict)
 

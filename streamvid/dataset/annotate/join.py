@@ -60,7 +60,7 @@ class Join:
             return own
         if not overwrite:
             raise ConfigError(
-                f"columns: the dataset at {self._dataset.url} already has {column!r}; set overwrite=True "
+                f"columns: the dataset at {self._dataset.url} already has a column {column!r}; set overwrite=True "
                 "(--overwrite) to change its values, or rename the column"
             )
         old = _KINDS[str(there.field(place).type)]

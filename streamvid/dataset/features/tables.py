@@ -63,7 +63,7 @@ class SidecarShard:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size of the largest member in bytes. A loader reads members in the same way as clips."""
+        """Size in bytes of the largest member. A loader reads members in the same way as clips."""
         return self.max_member_bytes
 
     @property
@@ -90,7 +90,8 @@ class SidecarShards:
 
     table: pa.Table
     rows: Mapping[str, range]
-    """Bucket id → rows of the bucket's shards, which are consecutive, in ascending order of their numbers."""
+    """Maps each bucket id to the rows of the bucket's shards, which are consecutive and in ascending order of their
+    numbers."""
 
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
@@ -121,7 +122,7 @@ class SidecarShards:
 
     @property
     def max_member_bytes(self) -> int:
-        """Size of the largest member in bytes, or 0 if there are no shards."""
+        """Size in bytes of the largest member, or 0 if there are no shards."""
         return int(numbers_of(chunk_of(self.table, "max_member_bytes")).max(initial=0))
 
     @property

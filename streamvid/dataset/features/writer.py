@@ -41,7 +41,7 @@ STAGING = ".staging"
 _BEGUN = f"{STAGING}/begun.json"
 
 Visits = Sequence[Mapping[str, RawTensor] | None]
-"""Tensors of a sample for each visit. None marks a visit that could not be encoded; readers deliver another sample."""
+"""A sample's tensors for each visit. None marks a visit that could not be encoded; readers deliver another sample."""
 
 
 @dataclass(frozen=True, slots=True)

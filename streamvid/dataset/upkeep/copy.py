@@ -117,9 +117,9 @@ def copy_dataset(
 
 
 def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
-    """Return an earlier version's files for other readers, as a mapping from path to content.
+    """Return the `.nv-meta/` files for an earlier version, as a mapping from path to content.
 
-    The store contains such files only for the newest version.
+    The store contains these files only for the newest version.
 
     Raises DatasetError if shards of the version were deleted.
     """

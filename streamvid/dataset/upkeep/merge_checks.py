@@ -97,7 +97,8 @@ def _is_of(source: Dataset) -> Callable[[Part], bool]:
 
 @dataclass
 class Omissions:
-    """Samples that a merge omits. Rows of a dataset's shard table are mapped to ascending positions in that shard.
+    """Samples that a merge omits, as mappings from a shard's row in the shard table to ascending positions in the
+    shard.
 
     of_dest: omitted samples of the destination.
     of_sources: omitted samples of each source.
