@@ -14,7 +14,7 @@ from streamvid.errors import DatasetError
 from streamvid.trainer.metrics import METRICS_FILE
 
 MAX_POINTS = 400
-"""Maximum number of points of a curve; longer runs are averaged over stretches of steps."""
+"""Maximum number of points in a curve. Longer curves are averaged over groups of consecutive steps."""
 
 _MIN_SMOOTHED = 40
 _MAX_BYTES = 64 * 2**20

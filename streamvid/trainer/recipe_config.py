@@ -1,4 +1,5 @@
-"""Configuration of a recipe's run: the options that follow from its name, the model and the kind of training.
+"""Configuration of a run that uses a recipe: options that follow from the recipe's name, the model and the kind of
+training.
 
 All values here are defaults for TrainConfig options. A file, flags and --set override them.
 """

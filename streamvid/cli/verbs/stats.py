@@ -58,8 +58,8 @@ def command(
 
     if bool(keys) != samples or rejections + histograms + samples > 1:
         raise click.UsageError(
-            "--samples and KEYS must be given together, and --samples, --rejections and --histograms cannot be "
-            "combined; run `streamvid stats DATASET --samples KEY`"
+            "pass --samples and KEYS together, as in `streamvid stats DATASET --samples KEY`, and at most one of "
+            "--samples, --rejections and --histograms"
         )
     opened = open_dataset(dataset, storage=storage)
     if samples:

@@ -23,8 +23,8 @@ Examples:
   streamvid remove ds/ --where "nsfw > 0.5" --json > record.json
   streamvid compact ds/                                       then delete the bytes
 
-FILE lists sample keys, record keys or source names: one per line in a .txt file, or in a column key, record_key or
-source of a CSV, JSON, JSON Lines or Parquet file. Loaders that start after this command do not deliver the samples.
+FILE lists sample keys, record keys or source names: one per line in a .txt file, or in a column named key, record_key
+or source in a CSV, JSON, JSON Lines or Parquet file. Loaders that start after this command do not deliver the samples.
 Their bytes remain stored until `streamvid compact` rewrites the tars. If the command is interrupted, run it again."""
 
 
