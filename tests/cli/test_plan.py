@@ -185,7 +185,7 @@ def test_details_come_from_the_samples_index() -> None:
     assert facts("--batch-size", "1", "--num-ranks", "2", "--counts-only")["details"] is None
     text = run_streamvid("plan", DATASET, "--batch-size", "1").stdout
     assert "host memory per rank: ring" in text
-    assert re.search(r"^  an epoch: ~[0-9.]+ s, bound by \w+ .*gpu not measured", text, re.MULTILINE)
+    assert re.search(r"^  an epoch: ~[0-9.]+ s, limited by \w+ .*gpu not measured", text, re.MULTILINE)
 
 
 def test_a_cost_table_changes_the_estimates_and_nothing_else(tmp_path: Path) -> None:
