@@ -43,7 +43,10 @@ def parse_captions(value: object, weights: object = None) -> Captions:
     pairs = [_pair(item) for item in items]
     if weights is not None:
         if any(weight is not None for _, weight in pairs):
-            raise Rejected("the sample has weights both in its captions and in the weight column; remove one of them")
+            raise Rejected(
+                "the sample has weights both in its captions and in the weight column; remove the weights from one of "
+                "them"
+            )
         pairs = [(text, weight) for (text, _), weight in zip(pairs, weights, strict=True)]
     is_list = isinstance(value, list | tuple)
     found = tuple((text, _weight(weight)) for text, weight in pairs if text and (text.strip() or not is_list))

@@ -27,7 +27,7 @@ class ColumnGroups:
 
     @property
     def is_partial(self) -> bool:
-        """True if some samples were added after some of the columns."""
+        """True if a column has no values for some samples, because these samples were added after the column."""
         return any(None in group.files for group in self.groups)
 
     @staticmethod
@@ -36,7 +36,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return a (path, columns to read) tuple for each file that contains any of `columns`, samples file first."""
+        """Return a (path, columns to read) tuple for each file with any of `columns`, beginning with the samples file."""
         wanted: dict[str, list[str]] = {samples_path: []}
         place = self.places[samples_path]
         for name in columns:

@@ -1,8 +1,8 @@
 """Draw sets: groups of clips that are stored in several buckets. A pass takes each clip from at most one bucket.
 
 The clips of a set have the same order in each of its buckets. In each bucket they fill `num_shards` consecutive shards,
-starting at shard number `first`, and matching shards have the same number of samples. A plan can therefore draw without
-reading samples.
+starting at shard number `first`, and matching shards have the same number of samples. A plan can therefore choose a
+bucket for each clip without reading samples.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ def index_files(manifest: Manifest) -> tuple[FileInfo, ...]:
 
 
 def _field_line(name: str, value: Any) -> list[bytes]:
-    """Return the lines (one, or none for an empty field) that a manifest field contributes to a fingerprint."""
+    """Return what a manifest field contributes to a fingerprint: one line, or no line for an empty field."""
     return [f"{name} {json.dumps(value, sort_keys=True, separators=(',', ':'))}\n".encode()] if value else []
 
 
@@ -414,7 +414,7 @@ class Manifest:
         return {bucket.id: bucket for bucket in self.buckets}
 
     def with_columns(self, group: ColumnGroup) -> Manifest:
-        """Return the manifest of the same dataset with one more group of columns."""
+        """Return a copy of the manifest with one more group of columns."""
         columns, known = (*self.columns, group), {file.path for file in self.files.other}
         new_files = (file for file in group.known_files if file.path not in known)
         files = replace(self.files, other=(*self.files.other, *new_files))

@@ -132,7 +132,7 @@ def _sighting_row(folder: str, one: Sighting) -> tuple[object, ...]:
     notes = {
         "replaced by a later run": not one.counts,
         "a repeat": sample.is_repeat,
-        f"bad, {sample.key} was delivered instead": one.planned_only,
+        f"bad; {sample.key} was delivered instead": one.planned_only,
         f"in place of {sample.substituted_for}": sample.substituted_for is not None and not one.planned_only,
     }
     note = "; ".join(text for text, applies in notes.items() if applies)

@@ -95,7 +95,7 @@ def _print_contents(contents: DatasetContents) -> None:
         f"clips: {contents.clips}; format {FORMAT_VERSION}, version {contents.version}"
     )
     if contents.where is not None:
-        click.echo(printable(f"only samples of the view: {contents.where}; sizes are those of whole shards"))
+        click.echo(printable(f"only samples of the view: {contents.where}; sizes are for whole shards"))
     if contents.native is not None:
         _print_encoding(contents.native)
     if contents.with_audio is not None:

@@ -159,7 +159,7 @@ def _check_places(source: Store, dest: Store) -> None:
 class _Copy:
     """Copy in progress: source, destination, and the journal of finished files.
 
-    made: maps the paths of files that are not copied from the source to their contents.
+    made: contents of the files that are not copied from the source, by path.
     """
 
     dataset: Dataset
@@ -281,7 +281,7 @@ class _Copy:
     ) -> int | None:
         """Copy one file unless the existing copy is correct.
 
-        Return the number of bytes written, or None if nothing was.
+        Return the number of bytes written, or None if nothing was written.
         """
         state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OnDuplicate: TypeAlias = Literal["error", "first", "last"]
-"""Samples that stay if several datasets have samples from the same source file: "error" refuses to merge."""
+"""Samples to keep if several datasets have samples from the same source file. "error" refuses to merge such
+datasets."""
 Rows: TypeAlias = npt.NDArray[np.int32]
 
 _SHOWN = 3
