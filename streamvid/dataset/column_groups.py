@@ -36,7 +36,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return a (path, columns to read) tuple for each file with any of `columns`, beginning with the samples file."""
+        """Return a (path, columns to read) tuple for each file with any of `columns`; the samples file is first."""
         wanted: dict[str, list[str]] = {samples_path: []}
         place = self.places[samples_path]
         for name in columns:

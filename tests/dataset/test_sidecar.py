@@ -536,7 +536,7 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Dataset, sidecar_root:
         open_sidecar(sidecar_root).check_base(open_dataset(tmp_path / "other"))
     with pytest.raises(DatasetError, match="no sealed features at .*streamvid encode"):
         open_sidecar(dataset.url + "/shards")
-    with pytest.raises(DatasetError, match="format is 'streamvid', not 'streamvid-sidecar'"):
+    with pytest.raises(DatasetError, match="format is 'streamvid', but must be 'streamvid-sidecar'"):
         open_sidecar(dataset.url)
 
 

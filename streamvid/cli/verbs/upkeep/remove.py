@@ -56,8 +56,12 @@ def _print(report: RemoveReport) -> None:
         shown = ", ".join(report.unmatched[:_SHOWN]) + (", …" if report.num_unmatched > _SHOWN else "")
         click.echo(printable(f"{report.num_unmatched} of the keys match no sample: {shown}"))
     if report.num_same_clips:
-        shown = f"{report.same_clips[0]}, …"
-        click.echo(printable(f"{report.num_same_clips} other samples have the same clips as removed samples: {shown}"))
+        click.echo(
+            printable(
+                f"{report.num_same_clips} remaining samples have the same clips as removed samples: "
+                f"{report.same_clips[0]}, …"
+            )
+        )
     if report.stored_in:
         click.echo(f"bytes of removed samples are still stored in {len(report.stored_in)} tar(s)")
     reason = f"; reason: {report.reason}" if report.reason else ""
