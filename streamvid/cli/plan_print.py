@@ -30,7 +30,7 @@ _COUNTS = {
     "dropped": "num_dropped",
     "repeated": "num_repeated",
 }
-"""Table header → field of BucketReport."""
+"""Maps each table header to a field of BucketReport."""
 
 
 def print_forecast(found: RunForecast) -> None:

@@ -22,7 +22,7 @@ Checksum: TypeAlias = Literal["verified", "mismatch"]
 class SampleFacts:
     """Index row and location of a sample.
 
-    values: index column → value, in the order of the index. Checksums are hexadecimal.
+    values: maps each index column to its value, in the order of the index. Checksums are hexadecimal.
     """
 
     place: SamplePlace

@@ -113,8 +113,8 @@ class Preview:
     def frame(self, request: Request) -> Response:
         """Respond with one frame of a visit: as PNG, exactly as the model gets it, or as a smaller JPEG.
 
-        Values: `of` is "model" (the default), "source" (the uncropped frame), or the name of a conditioning input;
-        `item` is the number of its item; `width` requests a JPEG of that width.
+        URL parameters: `of` is "model" (the default), "source" (the uncropped frame), or the name of a conditioning
+        input; `item` is the number of its item; `width` requests a JPEG of that width.
         """
         values = _values(request)
         frames = self._frames(self._place(request), values)
