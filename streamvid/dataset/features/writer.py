@@ -174,7 +174,8 @@ class SidecarWriter:
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}
         self.sealed = self._begin()
-        """Manifest if an earlier run has sealed the features, so that only `seal` remains to be called; else None."""
+        """Manifest of the features if an earlier run has sealed them, so that only `seal` remains to be called; else
+        None."""
 
     def _begin(self) -> SidecarManifest | None:
         url = self._store.url

@@ -23,7 +23,7 @@ LATEST = "latest"
 _FOLDER = "versions"
 _FILE = re.compile(rf"{_FOLDER}/manifest-(\d{{6,9}})\.json")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-"""Names of tags and views. They do not begin with a digit, so that a tag is never taken for a version number."""
+"""Names of tags and views. They do not begin with a digit, so that a tag is never mistaken for a version number."""
 
 _REF = re.compile(r"(?P<url>.*?)(?:@(?P<version>[A-Za-z0-9_.-]{1,64}))?(?:#(?P<view>[A-Za-z0-9_.-]{1,64}))?", re.DOTALL)
 
