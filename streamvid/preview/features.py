@@ -51,7 +51,7 @@ class VisitFeatures:
     """Features that a loader delivers for a visit.
 
     stored_visit: number of the stored visit, starting at 0.
-    num_bytes: size of the features file; None if the encoder could not create the file.
+    num_bytes: size of the features file in bytes; None if the encoder could not create the file.
     tensors: the tensors of the file; empty if the file does not exist or is larger than MAX_SHOWN_BYTES.
     """
 
