@@ -31,7 +31,7 @@ _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """Click type of values that `parse` converts.
+    """Click type for values that `parse` converts.
 
     If `parse` raises ValueError, the message is "VALUE is not EXPECTED".
     """
@@ -73,7 +73,7 @@ def _parse_pair(text: str) -> tuple[str, str]:
 BYTE_SIZE = Parsed("size", _parse_size, "a size; write it as 512MB, 1GiB or a number of bytes")
 NUMBER = Parsed("number", _parse_number, "a number")
 RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
-"""Type of exact numbers, such as frame rates and ratios."""
+"""Click type for exact numbers, such as frame rates and ratios."""
 
 
 def list_of(kind: Any, shown_default: str | None = None) -> Parsed:

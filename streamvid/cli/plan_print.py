@@ -30,7 +30,7 @@ _COUNTS = {
     "dropped": "num_dropped",
     "repeated": "num_repeated",
 }
-"""Table header → field of BucketReport."""
+"""Maps each table header to a field of BucketReport."""
 
 
 def print_forecast(found: RunForecast) -> None:
@@ -129,7 +129,7 @@ def _print_left_out(about: MetadataFacts) -> None:
     total = sum(left.num_rows for left in about.left_out)
     click.echo(f"\n{about.num_rows} rows, {about.num_rows - total} with a bucket, {total} without:")
     for left in about.left_out:
-        click.echo(f"  {left.kind}: {left.num_rows} rows (expected {float(left.expected):.1f})")
+        click.echo(f"  {left.kind}: {left.num_rows} rows (expected number: {float(left.expected):.1f})")
         for example in left.examples:
             name = f" {example.source}" if example.source else ""
             click.echo(printable(f"    row {example.row}{name}: {example.reason}"))
@@ -157,7 +157,7 @@ def _print_memory(memory: HostMemory) -> None:
     yuv420p = "" if memory.ring_bytes_yuv420p is None else f" (yuv420p {size(memory.ring_bytes_yuv420p)})"
     click.echo(
         f"host memory per rank: ring {size(memory.ring_bytes)}{yuv420p}, workers ~{size(memory.workers_bytes)}; "
-        f"{memory.ranks_per_node} rank(s) on one machine ~{size(memory.per_node_bytes)}"
+        f"{memory.ranks_per_node} rank(s) on one machine need ~{size(memory.per_node_bytes)}"
     )
 
 
@@ -171,7 +171,7 @@ def _print_estimates(estimates: Estimates) -> None:
         f"  requests to an object store, busiest rank: ~{work.num_requests:.0f} "
         f"(~{estimates.requests_per_sample:.2f} per sample for clips), ~{size(round(work.num_bytes))} read"
     )
-    click.echo(f"  an epoch: ~{_duration(epoch.seconds)}, bound by {epoch.bound_by} ({parts})")
+    click.echo(f"  an epoch: ~{_duration(epoch.seconds)}, limited by {epoch.bound_by} ({parts})")
 
 
 def _duration(seconds: float) -> str:

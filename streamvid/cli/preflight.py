@@ -23,7 +23,7 @@ def run_check(config: TrainConfig, device_bytes: int | None) -> int:
     if report.step_seconds is not None and report.epoch_seconds is not None:
         click.echo(
             f"one step of {report.largest}: {report.step_seconds:.3g} s; an epoch: about "
-            f"{report.epoch_seconds:,.0f} s on one process, without waits for data"
+            f"{report.epoch_seconds:,.0f} s in one process, excluding time spent waiting for data"
         )
     if report.peak_bytes is not None:
         click.echo(f"peak memory of that step: {size(report.peak_bytes)}")
@@ -75,7 +75,7 @@ def run_profile(config: TrainConfig) -> int:
     )
     click.echo(printable(f"written: {path}"))
     click.echo(
-        printable(f"next: train with --set data.loader.sync=cost --set data.loader.schedule.costs={path}, or see")
+        printable(f"next: train with --set data.loader.sync=cost --set data.loader.schedule.costs={path}, or run")
     )
     click.echo(printable(f"streamvid plan {config.data.dataset} --sync cost --costs {path} …"))
     return 0

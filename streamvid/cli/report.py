@@ -36,7 +36,9 @@ def print_input(summary: InputSummary) -> None:
         rates = lowest if lowest == highest else f"{lowest} to {highest}"
         read = "every frame is read" if summary.read_fps is None else f"read at {summary.read_fps:.4g}"
         dropped = (
-            f"; videos with a higher rate, which lose frames: {summary.num_dropped}" if summary.num_dropped else ""
+            f"; videos with a higher rate, some of whose frames are dropped: {summary.num_dropped}"
+            if summary.num_dropped
+            else ""
         )
         click.echo(f"  frames per second: {rates}, {read}{dropped}")
     slow = f"videos below {summary.read_fps or 0:.4g} frames per second, some of whose frames are repeated"
@@ -44,7 +46,7 @@ def print_input(summary: InputSummary) -> None:
     _note("rows that use the same file as an earlier row", summary.shared_files)
     _note("files with the same content as another file", summary.duplicates)
     if summary.near_duplicates is not None:
-        groups = f"rows that look like a larger or earlier one, in {summary.near_duplicates.num_groups} groups"
+        groups = f"near-duplicates of a larger or earlier video, in {summary.near_duplicates.num_groups} groups"
         _note(groups, summary.near_duplicates.rows)
     if summary.audio is not None and summary.audio.num_videos:
         _print_audio(summary.audio)
@@ -80,7 +82,7 @@ def print_status(status: ShardStatus) -> None:
     ]
     print_table(("phase", "done", "total", "per second", "time left"), rows)
     for kind, count in status.rejections.items():
-        remedy = REMEDIES.get(kind, "the final report states the reason")
+        remedy = REMEDIES.get(kind, "the final report states the reasons")
         click.echo(printable(f"rejected so far as {kind}: {count}; {remedy}"))
     if status.state == "stopped":
         command = "tasks" if status.num_tasks else "same command"
@@ -89,7 +91,7 @@ def print_status(status: ShardStatus) -> None:
 
 def _print_source(source: SourceSummary) -> None:
     files = f" from {_names(source.metadata)}" if source.metadata else ""
-    click.echo(printable(f"input: {source.url}: {source.num_rows} rows of layout {source.layout!r}{files}"))
+    click.echo(printable(f"input: {source.url}: {source.num_rows} rows in layout {source.layout!r}{files}"))
     used = "; ".join(use if (use,) == names else f"{use}: {_names(names)}" for use, names in source.columns.items())
     if used:
         click.echo(printable(f"  columns: {used}"))
@@ -146,7 +148,7 @@ def print_report(report: ShardReport, dest: str) -> None:
         _note("files whose audio cannot be decoded", report.damaged_audio, remedy)
     if not report.is_sized:
         what = "encoded" if report.clips == "native" else "cut"
-        click.echo(f"to be {what}: {size(report.source_bytes)} of sources; shard sizes will be known when this is done")
+        click.echo(f"to be {what}: {size(report.source_bytes)} of sources; shard sizes will be known afterwards")
     if report.state == "dry run":
         click.echo("dry run: nothing was written. Omit --dry-run to write the dataset")
     else:

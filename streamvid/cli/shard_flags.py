@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Work: TypeAlias = "Callable[[ProgressBar, OnInput], ShardReport]"
 OPTION_FLAGS = flags_of(ShardOptions)
-"""A flag per option of ShardOptions, without those for buckets."""
+"""One flag for each option of ShardOptions, except for bucket options."""
 _KEYS = Flag(
     ["--data-file-keys"],
     group="Source",

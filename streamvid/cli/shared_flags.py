@@ -34,7 +34,8 @@ _BASE = [
     ),
 ]
 BUCKET_FLAGS = (*_BASE, *_SIZES)
-"""Flags --preset and --bucket-config, and a flag per option of BucketConfig; `take_buckets` reads their values."""
+"""Flags --preset and --bucket-config, and one flag for each option of BucketConfig; `take_buckets` reads their
+values."""
 
 
 def take_buckets(given: Values) -> BucketConfig | None:
@@ -73,8 +74,8 @@ def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     Unprefixed flags apply to both stores, and --source-… and --dest-… flags to one store.
 
     The command receives StorageOptions as `source_storage` and `dest_storage`. A profile and anonymous access cannot be
-    combined. If a store has its own flag for one of these, the common flags --profile and --anon therefore do not apply
-    to that store.
+    combined. If a store has its own flag for either of them, the unprefixed flags --profile and --anon therefore do not
+    apply to that store.
     """
     both = flags_of(StorageOptions, group="Storage")
     source = flags_of(StorageOptions, group="Storage of SOURCE only", prefix="source-")

@@ -1,4 +1,4 @@
-"""Submits this process's own command as Slurm jobs."""
+"""Submission of Slurm jobs that run the command line of this process."""
 
 from __future__ import annotations
 

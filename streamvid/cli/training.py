@@ -84,8 +84,8 @@ def _prepare_logs() -> None:
         logging.getLogger(name).setLevel(logging.INFO if is_main() else logging.WARNING)
     if is_launched_alone(os.environ):
         _log.warning(
-            "this process runs alone, because `accelerate launch --cpu --num_processes N` starts only one process; "
-            "use `accelerate launch --config_file configs/accelerate/cpu_2ranks.yaml`"
+            "this process is running alone, because `accelerate launch --cpu --num_processes N` starts only one "
+            "process; use `accelerate launch --config_file configs/accelerate/cpu_2ranks.yaml`"
         )
 
 
@@ -115,7 +115,7 @@ def _print_encoded(config: TrainConfig, result: EncodeResult, as_json: bool) -> 
         stopped = result.stopped_by and result.stopped_by.name
         print_json({"features": url, **vars(result), "stopped_by": stopped})
         return
-    bad = f"; {result.num_missing} visits of bad samples were skipped" if result.num_missing else ""
+    bad = f"; {result.num_missing} visits were skipped, because their samples are bad" if result.num_missing else ""
     click.echo(f"encoded {result.num_samples} samples in {result.num_shards} shards{bad}")
     if result.stopped_by is not None:
         click.echo(f"stopped by {result.stopped_by.name}; run the same command again to resume")

@@ -23,7 +23,8 @@ def check_unpacked(footer: Any, num_bytes: int) -> None:
     limit = _UNPACKED_BYTES + _UNPACKED_RATIO * num_bytes
     if not 0 <= unpacked <= limit:
         raise ValueError(
-            f"the file of {num_bytes} bytes unpacks to {unpacked} bytes; it may unpack to at most {limit} bytes"
+            f"the {num_bytes}-byte file unpacks to {unpacked} bytes; at most {limit} bytes are allowed for a file of "
+            "this size"
         )
 
 
@@ -35,8 +36,8 @@ def check_footer(footer: Any, num_bytes: int) -> None:
     num_rows = sum(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
     if num_rows != footer.num_rows or num_rows > num_bytes:
         raise ValueError(
-            f"the footer declares {footer.num_rows} rows, and the row groups declare {num_rows} rows; these numbers "
-            f"must be equal and at most {num_bytes}, the size of the file in bytes"
+            f"the footer declares {footer.num_rows} rows, and the row groups declare {num_rows} rows; the two numbers "
+            f"must be equal, and at most the size of the file ({num_bytes} bytes)"
         )
     check_unpacked(footer, num_bytes)
 
@@ -58,7 +59,7 @@ def chunk_of(table: pa.Table, name: str) -> pa.Array:
 
 
 def array_of(values: npt.NDArray[Any]) -> pa.Array:
-    """Return an Arrow array that shares memory with `values`, or with a copy if `values` is not contiguous."""
+    """Return an Arrow array that shares memory with `values`, or contains a copy if `values` is not contiguous."""
     import pyarrow as pa
 
     values = np.ascontiguousarray(values)

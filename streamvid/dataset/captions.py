@@ -12,7 +12,7 @@ from streamvid.errors import Rejected
 MAX_CAPTIONS = 256
 """Maximum number of captions per sample."""
 MAX_CAPTIONS_BYTES = 256 * 2**10
-"""Maximum total size of the stored captions of a sample, in bytes."""
+"""Maximum total size of a sample's stored captions, in bytes."""
 
 Captions: TypeAlias = tuple[tuple[str, float], ...]
 """(text, weight) pairs in the user's order. Weights are at least 0, and at least one of them is positive."""
@@ -43,7 +43,10 @@ def parse_captions(value: object, weights: object = None) -> Captions:
     pairs = [_pair(item) for item in items]
     if weights is not None:
         if any(weight is not None for _, weight in pairs):
-            raise Rejected("the sample has weights both in its captions and in the weight column; remove one of them")
+            raise Rejected(
+                "the sample has weights both in its captions and in the weight column; remove the weights from one of "
+                "them"
+            )
         pairs = [(text, weight) for (text, _), weight in zip(pairs, weights, strict=True)]
     is_list = isinstance(value, list | tuple)
     found = tuple((text, _weight(weight)) for text, weight in pairs if text and (text.strip() or not is_list))
@@ -63,7 +66,7 @@ def _pair(item: object) -> tuple[str | None, object]:
         if len(names) == 1 and not unknown:
             return _pair(item[names[0]])[0], item.get("weight")
         raise Rejected(
-            f"a caption has the fields {', '.join(sorted(map(str, item)))[:200] or 'none'}; it must have either "
+            f"a caption has these fields: {', '.join(sorted(map(str, item)))[:200] or 'none'}; it must have either "
             f"{' or '.join(_TEXTS)}, and may have a weight"
         )
     raise Rejected(f'a caption has type {type(item).__name__}; it must be text or {{"text": ..., "weight": ...}}')
@@ -73,7 +76,7 @@ def _weight(weight: object) -> float:
     if weight is None:
         return 1.0
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1e12:
-        raise Rejected(f"a caption has weight {weight!r}; it must be a number from 0 to 1e12")
+        raise Rejected(f"a caption has weight {weight!r}; weights must be numbers from 0 to 1e12")
     return float(weight)
 
 

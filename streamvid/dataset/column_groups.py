@@ -1,4 +1,4 @@
-"""Lookup and joining of columns that were added to a sealed samples index."""
+"""Lookup and joining of columns that were added to the samples index of a sealed dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ColumnGroups:
     """Column groups of a dataset. If several groups contain the same column, the last group takes precedence.
 
-    places: maps the path of each samples file to its position. The matching file of a group has the same position.
+    places: maps the path of each samples file to its position. The matching file in each group has the same position.
     """
 
     groups: tuple[ColumnGroup, ...]
@@ -27,7 +27,7 @@ class ColumnGroups:
 
     @property
     def is_partial(self) -> bool:
-        """True if some samples were added after some of the columns."""
+        """True if a column has no values for some samples, because these samples were added after the column."""
         return any(None in group.files for group in self.groups)
 
     @staticmethod
@@ -36,7 +36,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return a (path, columns to read) tuple for each file that contains any of `columns`, samples file first."""
+        """Return a (path, columns to read) tuple for each file with any of `columns`; the samples file is first."""
         wanted: dict[str, list[str]] = {samples_path: []}
         place = self.places[samples_path]
         for name in columns:

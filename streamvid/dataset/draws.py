@@ -1,8 +1,8 @@
 """Draw sets: groups of clips that are stored in several buckets. A pass takes each clip from at most one bucket.
 
 The clips of a set have the same order in each of its buckets. In each bucket they fill `num_shards` consecutive shards,
-starting at shard number `first`, and matching shards have the same number of samples. A plan can therefore draw without
-reading samples.
+starting at shard number `first`, and matching shards have the same number of samples. A plan can therefore choose a
+bucket for each clip without reading samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ UNIT = 1_000_000
 
 OF_BUCKET = ("bucket_id", "shard", "index", "key", "text_sha256", "psnr_y", "crop_fraction", "upscale")
 OF_BUCKET_PREFIXES = ("clip_", "window_", "packets_")
-"""Index columns, and prefixes of index columns, whose values may differ between the copies of a clip in its buckets."""
+"""Index columns, and prefixes of index columns, whose values may differ between copies of a clip in different
+buckets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class StoredSet:
 
 
 def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:
-    """Return the number of clips that are stored in several buckets, and the number of samples with these clips.
+    """Return the number of clips that are stored in several buckets, and the number of samples that store these clips.
 
     num_samples: maps (bucket id, shard number) to the number of samples.
     """

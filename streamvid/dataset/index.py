@@ -128,7 +128,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """Location and checksum of a shard's packet table in its packets file."""
+    """Location and checksum of a shard's packet table in a packets file."""
 
     offset: int
     num_bytes: int

@@ -55,7 +55,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Call `read`, which returns a digest, until the digest equals `sha256` or further attempts cannot help.
+    """Call `read`, which returns a digest, until the digest equals `sha256` or another attempt would not help.
 
     Return the last digest.
     """
@@ -66,7 +66,7 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 
 def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """Read a byte range, and reread it if the checksum is wrong.
+    """Read a byte range, and reread it if its checksum does not match.
 
     The bytes may still be wrong: the caller must verify them.
     """
@@ -155,7 +155,7 @@ def check_size(store: Store, file: FileInfo) -> None:
     """Raise IntegrityError unless a file has the expected size. Call this before allocating memory for the file."""
     found = store.size(file.path)
     if found != file.num_bytes:
-        problem = "is missing" if found is None else f"has {found} bytes, not {file.num_bytes}"
+        problem = "is missing" if found is None else f"has {found} bytes instead of {file.num_bytes}"
         raise IntegrityError(f"{store.url}: {file.path} {problem}; copy the file again")
 
 

@@ -51,7 +51,7 @@ class FileInfo:
 
     @staticmethod
     def of(path: str, data: bytes) -> FileInfo:
-        """Return the description of `data` stored at `path`."""
+        """Return the FileInfo for `data` that is stored at `path`."""
         return FileInfo(path, len(data), hashlib.sha256(data).hexdigest())
 
     @staticmethod
@@ -62,7 +62,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """Description of a shard: a tar with samples of one bucket and split, and the place of their rows in the index.
+    """Description of a shard: a tar with samples of one bucket and split, and the location of their rows in the index.
 
     build_id: 0 for shards of the first build; otherwise a number from 1 to 2**32 - 1 derived from everything that
         determines the shard. It is part of the file's name, so that names are never reused (SHARD-2).
@@ -98,7 +98,7 @@ class ShardInfo:
 
 
 def shard_path(bucket_id: str, number: int, build_id: int = 0) -> str:
-    """Return the path of a shard. The file's name contains the bucket id, so it is unique in the dataset."""
+    """Return the path of a shard. The file's name contains the bucket id, so the name is unique in the dataset."""
     suffix = f"-{build_id:08x}" if build_id else ""
     return f"shards/{bucket_id}/{bucket_id}-{number:06d}{suffix}.tar"
 
@@ -186,10 +186,10 @@ class ManifestFiles:
     """All files that the manifest lists. Tars and their offsets files are listed in the shard table instead.
 
     packets: one file per samples file, in the same order, or an empty tuple.
-    records: tables of input rows. A later append uses them to recognize rows that the dataset already knows.
+    records: tables of input rows. A later append uses them to recognize rows that were already processed.
     removed: tables of the samples that were removed later; see `removed.py`.
     moved: tables of deleted shards, and of the shards to which their remaining samples were moved.
-    other: files for other readers, and files of columns added later.
+    other: `.nv-meta/` files, which only Megatron-Energon reads, and files with columns added later.
     """
 
     shards: tuple[FileInfo, ...]
@@ -297,7 +297,7 @@ def base_digest(
 ) -> str:
     """Return `Fingerprints.base`.
 
-    shard_lines: output of `content_line` for all tars, in chunks of any size. index_files: see `index_files`.
+    shard_lines: output of `content_line` for all tars, in chunks of any size. index_files: output of `index_files`.
     """
     file_lines = (content_line(file.path, file.sha256) for file in index_files)
     rate_line = _field_line("frame_rate", {} if frame_rate.rule == "native" else frame_rate.to_json())
@@ -311,7 +311,7 @@ def index_files(manifest: Manifest) -> tuple[FileInfo, ...]:
 
 
 def _field_line(name: str, value: Any) -> list[bytes]:
-    """Return the lines (one, or none for an empty field) that a manifest field contributes to a fingerprint."""
+    """Return what a manifest field contributes to a fingerprint: one line, or no line for an empty field."""
     return [f"{name} {json.dumps(value, sort_keys=True, separators=(',', ':'))}\n".encode()] if value else []
 
 
@@ -371,13 +371,13 @@ class Manifest:
     native: encoding and quality of native clips; None for other clips.
     frame_rate: frame rate at which clips are read.
     model: requirements of the model for which the buckets were chosen; None if unknown.
-    media: maps names to conditioning inputs. draws: sets of clips that are stored in several buckets.
+    media: maps each conditioning input's name to its description. draws: sets of clips that are stored in several
+    buckets.
     columns: groups of columns added later; the last group that contains a column takes precedence.
     version: number of the version, from 1.
     parent: the manifest of the previous version, or None for the first version.
     change: the change that produced this version.
-    tags: name → version number.
-    views: name → condition on samples.
+    tags: maps each tag to a version number. views: maps each view's name to its condition on samples.
     merged: content fingerprints of the datasets that were merged into this one.
     """
 
@@ -414,7 +414,7 @@ class Manifest:
         return {bucket.id: bucket for bucket in self.buckets}
 
     def with_columns(self, group: ColumnGroup) -> Manifest:
-        """Return the manifest of the same dataset with one more group of columns."""
+        """Return a copy of the manifest with one more group of columns."""
         columns, known = (*self.columns, group), {file.path for file in self.files.other}
         new_files = (file for file in group.known_files if file.path not in known)
         files = replace(self.files, other=(*self.files.other, *new_files))

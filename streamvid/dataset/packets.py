@@ -131,7 +131,7 @@ def pack_stream(stream: bytes) -> bytes:
 
 
 class PacketTables:
-    """Reads the packet table of one shard. Raises IntegrityError for invalid data.
+    """Reader for the packet table of one shard. Raises IntegrityError for invalid data.
 
     where: name of the table in error messages.
     """
@@ -310,4 +310,4 @@ def _is_compressed(message: pa.Message) -> bool:
         batch = header + struct.unpack_from("<I", data, header)[0]
         return message.type == "record batch" and field(batch, 3) > 0
     except struct.error as error:
-        raise ValueError("one of its messages is damaged") from error
+        raise ValueError("the stream contains a damaged message") from error

@@ -197,7 +197,7 @@ class Dataset:
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """Return a digest of the values that were later added to these index columns, or None if there are none."""
+        """Return a digest of the values that were later added to these columns, or None if no values were added."""
         return self._groups.digest(columns)
 
     def check_place(
@@ -230,7 +230,7 @@ class Dataset:
     ) -> PacketTables:
         """Read the packet table of a shard, which covers all stored clips.
 
-        The other arguments come from the samples index.
+        offset, num_bytes, sha256: values from the samples index.
         """
         path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
         data = read_range(self.store, path, offset, num_bytes, sha256)
@@ -287,7 +287,7 @@ class Dataset:
                 return candidate
         known = sorted({n.removeprefix(USER_PREFIX) for n in names})
         raise ConfigError(
-            f"{option}: {name!r} is not in the dataset at {self.url}{nearest(name, known)}; available: "
+            f"{option}: {name!r} is not a column of the dataset at {self.url}{nearest(name, known)}; available: "
             f"{', '.join(known)}"
         )
 

@@ -1,8 +1,8 @@
 """Samples that were removed from a dataset after it was sealed.
 
 A removal adds a small table of the removed samples to the index. Tars and other index files do not change, and readers
-leave the samples out. The table remains when a later compaction deletes the bytes, so that a removed record is not
-added again, and runs that began with an earlier version omit the samples too.
+omit the samples. The table remains when a later compaction deletes the bytes, so that a removed record is not added
+again, and runs that began with an earlier version omit the samples too.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read_removed(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Removals:
-    """Maps each shard to the rows of its removed samples, as ascending int32 numbers."""
+    """Mapping from each shard to the rows of its removed samples, as ascending int32 numbers."""
 
     rows: Mapping[ShardName, Int32s] = field(default_factory=dict)
 

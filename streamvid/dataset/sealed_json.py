@@ -37,7 +37,9 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
     """Parse a manifest. Raises DatasetError unless the format, the version and the checksum are valid."""
     value: dict[str, Any] = json.loads(data)
     if value.get("format") != format_name:
-        raise DatasetError(f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; check the path or URL")
+        raise DatasetError(
+            f"format is {str(value.get('format'))[:40]!r}, but must be {format_name!r}; check the path or URL"
+        )
     found = value["format_version"]
     if type(found) is int and found > version:
         raise DatasetError(

@@ -135,7 +135,7 @@ class ShardTable(Sequence[ShardInfo]):
     def taken(self, rows: Int64s, num_samples: Int64s | None = None) -> ShardTable:
         """Return a table of the given rows, in the given order.
 
-        num_samples: new sample counts of these rows, if any.
+        num_samples: new sample counts for these rows; None keeps the old counts.
         """
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*_NUMBERS, *_DIGESTS)}
         for name in _NAMES:

@@ -128,8 +128,9 @@ class Ema:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if state.keys() != self.mean.keys():
             raise StateError(
-                "the moving average in the checkpoint and the trainable parameters differ, for example in "
-                f"{min(state.keys() ^ self.mean.keys())}; use the configuration of the run that saved the checkpoint"
+                "the moving average in the checkpoint does not cover the same parameters as this run "
+                f"(for example, only one of them has {min(state.keys() ^ self.mean.keys())}); use the configuration "
+                "with which the checkpoint was saved"
             )
         for name, tensor in state.items():
             self.mean[name].copy_(tensor)

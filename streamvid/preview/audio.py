@@ -67,7 +67,7 @@ def _received(end: socket.socket) -> bytes:
 
 
 def serve(socket_fd: str, clip_fd: str, duration_seconds: str) -> None:
-    """Decode one clip and send the answer. This is the entry point of the decoding process."""
+    """Decode one clip and send the result. This is the entry point of the decoding process."""
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES, _MAX_BYTES))
     descriptor = int(clip_fd)
     clip = memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=mmap.PROT_READ))

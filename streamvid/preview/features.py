@@ -36,7 +36,7 @@ _NUMPY = {
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """Facts about one stored tensor. Values are None if the tensor is empty or has a type that numpy lacks."""
+    """Facts about one stored tensor. Values are None if the tensor is empty or NumPy does not support its type."""
 
     name: str
     dtype: str
@@ -51,7 +51,7 @@ class VisitFeatures:
     """Features that a loader delivers for a visit.
 
     stored_visit: number of the stored visit, starting at 0.
-    num_bytes: size of the features file; None if the encoder could not create the file.
+    num_bytes: size of the features file in bytes; None if the encoder could not create the file.
     tensors: the tensors of the file; empty if the file does not exist or is larger than MAX_SHOWN_BYTES.
     """
 
@@ -65,7 +65,7 @@ def open_features(
 ) -> list[Sidecar | None]:
     """Open the features of each dataset.
 
-    Raises ConfigError if the number of features is wrong, or if any features belong to another dataset.
+    Raises ConfigError if the number of features is wrong, or if features belong to a different dataset.
     """
     given = (options.features,) if isinstance(options.features, str) else options.features
     if given is None:

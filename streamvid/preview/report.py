@@ -1,4 +1,4 @@
-"""Static pages in one HTML file that loads nothing: a dataset with a contact sheet per bucket, and a planned run."""
+"""Static pages as self-contained HTML files: a dataset with a contact sheet per bucket, and a planned run."""
 
 from __future__ import annotations
 

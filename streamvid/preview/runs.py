@@ -14,7 +14,7 @@ from streamvid.errors import DatasetError
 from streamvid.trainer.metrics import METRICS_FILE
 
 MAX_POINTS = 400
-"""Maximum number of points of a curve; longer runs are averaged over stretches of steps."""
+"""Maximum number of points in a curve. Longer curves are averaged over groups of consecutive steps."""
 
 _MIN_SMOOTHED = 40
 _MAX_BYTES = 64 * 2**20
@@ -60,7 +60,7 @@ class Curve:
 
     @property
     def smoothed(self) -> tuple[tuple[float, float], ...]:
-        """Mean of each point and its neighbors, up to a twentieth of the curve on either side."""
+        """Moving average of the curve. The window extends by a twentieth of the curve to each side of a point."""
         reach, values = max(1, len(self.points) // 20), [value for _, value in self.points]
         sums = [0.0, *accumulate(values)]
         ends = [(max(0, at - reach), min(len(values), at + reach + 1)) for at in range(len(values))]

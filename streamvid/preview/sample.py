@@ -22,7 +22,7 @@ Checksum: TypeAlias = Literal["verified", "mismatch"]
 class SampleFacts:
     """Index row and location of a sample.
 
-    values: index column → value, in the order of the index. Checksums are hexadecimal.
+    values: maps each index column to its value, in the order of the index. Checksums are hexadecimal.
     """
 
     place: SamplePlace
@@ -179,7 +179,7 @@ class ClipFrames:
     """Frames of a clip in presentation order.
 
     is_known: True if the dataset has an index of the clip's packets.
-    seconds: time of each frame after the first one, or evenly spaced times if the clip has no index.
+    seconds: time of each frame relative to the first frame; evenly spaced if the clip has no index.
     keyframes: numbers of the frames at which decoding can start.
     """
 

@@ -265,7 +265,7 @@ def _step_of(folder: Path) -> int:
 
 
 def _read_run(folder: Path) -> Mapping[str, Any]:
-    """Read a checkpoint's trainer.json. Raises StateError if the file is unreadable or has another version."""
+    """Read a checkpoint's trainer.json. Raises StateError if the file is unreadable or its version is not supported."""
     saved = _read_json(folder / "trainer.json")
     if saved.get("version") != STATE_VERSION:
         raise StateError(

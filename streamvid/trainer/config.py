@@ -76,7 +76,7 @@ class EvalConfig(Options):
     prompts: Path | tuple[str, ...] | None = option(
         None,
         help="Prompts for generated videos: a list, or a text file with one prompt per line.",
-        shown_default="those of the first held-out batch",
+        shown_default="the captions of the first held-out batch",
     )
 
     def read_prompts(self) -> list[str]:

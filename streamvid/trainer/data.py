@@ -39,7 +39,7 @@ _SET_ELSEWHERE = {
     *("dataset", "world", "num_epochs", "accumulate", "split", "seed", "batch_size", "max_tokens_per_batch", "storage"),
     *("num_workers", "device", "groups", "features"),
 }
-"""Arguments of VideoLoader that `data.loader` may not set, because other fields or the trainer set them."""
+"""Arguments of VideoLoader that `data.loader` cannot set, because other fields or the trainer set them."""
 
 
 class Batches(Protocol):

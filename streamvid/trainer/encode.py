@@ -67,8 +67,8 @@ def encode_on_ray(
     """Encode with tasks on a Ray cluster, and return once the features are sealed.
 
     Each task has one GPU if the cluster has GPUs and `config.accelerate.cpu` is False. Each task has
-    `config.data.num_workers` CPUs. If this is None, the CPUs of a machine are divided equally among its GPUs; a task
-    without a GPU has all CPUs of its machine.
+    `config.data.num_workers` CPUs. If this number is None, the CPUs of a machine are divided equally among its GPUs; a
+    task without a GPU has all CPUs of its machine.
     progress: called with "encode", the number of samples in finished shards, and the total number of samples.
     Raises the errors of `encode`, ConfigError for an unsuitable cluster, DatasetError if another process runs tasks
     for the same features, and StreamvidError if tasks are lost repeatedly; finished shards are kept.

@@ -32,7 +32,7 @@ def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batc
     """Return figures for metrics.jsonl, each a mean over all samples in the batches of all ranks.
 
     The figures are eval_loss, and eval_loss_of_bucket, which maps bucket ids to losses. Further figures from the
-    module's `validate`, such as losses at fixed times, become eval_NAME. If the module returns a value per sample,
+    module's `validate`, such as losses at fixed timesteps, become eval_NAME. If the module returns a value per sample,
     repeated samples are omitted.
     """
     sums: list[HeldOut] = []

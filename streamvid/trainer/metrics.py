@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 METRICS_FILE = "metrics.jsonl"
 
 MetricLine: TypeAlias = dict[str, Any]
-"""One line as a JSON object: numbers by name, and an object with the loss per bucket."""
+"""One line of metrics.jsonl: maps names to numbers, or to one number per bucket."""
 
 
 @dataclass(frozen=True, order=True)

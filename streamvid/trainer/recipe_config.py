@@ -1,4 +1,5 @@
-"""Configuration of a recipe's run: the options that follow from its name, the model and the kind of training.
+"""Configuration of a run that uses a recipe: options that follow from the recipe's name, the model and the kind of
+training.
 
 All values here are defaults for TrainConfig options. A file, flags and --set override them.
 """
@@ -47,8 +48,8 @@ def recipe_options(
     model: folder with a diffusers pipeline, or the pipeline's id on the Hugging Face Hub.
     is_lora: True to train adapters, False to train all weights of the model.
     expert: value of the recipe's option `expert`, if it is set.
-    has_gpu: True to compute in bfloat16 and to checkpoint activations; None selects this if this machine has an
-        accelerator.
+    has_gpu: True to compute in bfloat16 and to checkpoint activations; None means True if this machine has an
+    accelerator.
     """
     base = recipe.base_models.get(expert or "high", recipe.base_model)
     found: dict[str, object] = {

@@ -185,7 +185,7 @@ def test_details_come_from_the_samples_index() -> None:
     assert facts("--batch-size", "1", "--num-ranks", "2", "--counts-only")["details"] is None
     text = run_streamvid("plan", DATASET, "--batch-size", "1").stdout
     assert "host memory per rank: ring" in text
-    assert re.search(r"^  an epoch: ~[0-9.]+ s, bound by \w+ .*gpu not measured", text, re.MULTILINE)
+    assert re.search(r"^  an epoch: ~[0-9.]+ s, limited by \w+ .*gpu not measured", text, re.MULTILINE)
 
 
 def test_a_cost_table_changes_the_estimates_and_nothing_else(tmp_path: Path) -> None:
@@ -263,10 +263,13 @@ def test_what_was_understood_of_the_source_comes_first(tmp_path: Path) -> None:
     (tmp_path / "meta.csv").write_text(rows + "4.mp4,x,3,480,832,16,1\n")
     arguments = ("--preset", "wan2.1-480p", "--batch-size", "1", "--counts-only")
     text = run_streamvid("plan", tmp_path / "meta.csv", *arguments).stdout
-    assert text.startswith(f"input: {tmp_path / 'meta.csv'}: 5 rows of layout 'metadata'\n")
+    assert text.startswith(f"input: {tmp_path / 'meta.csv'}: 5 rows in layout 'metadata'\n")
     assert "columns: video: path; caption; num_frames: n_frames; height; width; fps; ignored: score\n" in text
     assert "  captions: 4 of 5 usable rows; without a caption: 1\n" in text
-    assert "  frames per second: 8 to 30, read at 16; videos with a higher rate, which lose frames: 1\n" in text
+    assert (
+        "  frames per second: 8 to 30, read at 16; videos with a higher rate, some of whose frames are dropped: 1\n"
+        in text
+    )
     assert "whose frames are repeated: 1; reject them with --min-fps 16\n" in text
     found = facts_of(tmp_path / "meta.csv", *arguments)["input"]
     assert [found["repeated"]["count"], found["num_dropped"], found["num_without_bucket"]] == [1, 1, 2]

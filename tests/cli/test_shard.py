@@ -140,7 +140,7 @@ def test_what_was_understood_comes_before_the_tables(tiny: Tiny, tmp_path: Path)
     done = run_streamvid("shard", tmp_path, tmp_path / "ds", *OPTIONS, "--fps", "30", "--dry-run").stdout
     assert done.index("frames per second") < done.index("T x H x W")
     for line in (
-        f"input: {tmp_path}: 3 rows of layout 'folder'",
+        f"input: {tmp_path}: 3 rows in layout 'folder'",
         "  captions: 1 of 3 usable rows; without a caption: 2",
         "  note: metadata files that were not read: 1 (captions.csv); read one with --metadata FILE",
         "  frames per second: 24, read at 30",

@@ -100,12 +100,12 @@ def test_equal_conditions_have_one_text(dataset: Dataset) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("motoin > 3", r"column 1: 'motoin' is not in the dataset .*fps.*my col.*score"),
-        ("score > 5 and motoin > 3", "column 15: 'motoin'"),
-        ("`my col` > 1 and é > 2", "column 18: 'é'"),
-        ("score > 'a'", r"column 1: `user.score` is a number and 'a' is text; they cannot be compared"),
+        ("motoin > 3", r"character 1: 'motoin' is not a column of the dataset .*fps.*my col.*score"),
+        ("score > 5 and motoin > 3", "character 15: 'motoin'"),
+        ("`my col` > 1 and é > 2", "character 18: 'é'"),
+        ("score > 'a'", r"character 1: `user.score` is a number and 'a' is text; they cannot be compared"),
         ("place + 1 > 2", "arithmetic requires numbers, but `user.place` is text"),
-        ("place in (1, 'a')", "column 11: `user.place` is text and 1 is a number"),
+        ("place in (1, 'a')", "character 11: `user.place` is text and 1 is a number"),
         ("place in ('a')", r"'in' requires a list"),
         ("place in (year,)", "not columns or expressions"),
         ("score", "this is a number, not a condition; compare it"),

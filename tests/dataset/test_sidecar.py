@@ -441,7 +441,7 @@ def test_a_changed_byte_is_found_wherever_it_is(dataset: Dataset, copy: Path) ->
     with pytest.raises(IntegrityError, match=f"has {claimed} bytes; .* are allowed"):
         read()
     edit_manifest(copy, lambda value: value["shards"].update(num_bytes=claimed))
-    with pytest.raises(IntegrityError, match="is missing|bytes, not"):
+    with pytest.raises(IntegrityError, match="is missing|bytes instead of"):
         open_sidecar(copy).check_base(dataset)
 
 
@@ -536,7 +536,7 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Dataset, sidecar_root:
         open_sidecar(sidecar_root).check_base(open_dataset(tmp_path / "other"))
     with pytest.raises(DatasetError, match="no sealed features at .*streamvid encode"):
         open_sidecar(dataset.url + "/shards")
-    with pytest.raises(DatasetError, match="format is 'streamvid', not 'streamvid-sidecar'"):
+    with pytest.raises(DatasetError, match="format is 'streamvid', but must be 'streamvid-sidecar'"):
         open_sidecar(dataset.url)
 
 

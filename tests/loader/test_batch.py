@@ -238,7 +238,7 @@ def test_to_moves_every_tensor(batch: streamvid.Batch) -> None:
 def test_a_column_that_would_hide_a_field_is_refused(dataset: Path) -> None:
     with pytest.raises(ConfigError, match="'text' is the name of a standard batch field"):
         streamvid.VideoLoader(dataset, batch_size=1, columns=("text",))
-    with pytest.raises(ConfigError, match="'nope' is not in the dataset.*place.*score.*year"):
+    with pytest.raises(ConfigError, match="'nope' is not a column of the dataset.*place.*score.*year"):
         streamvid.VideoLoader(dataset, batch_size=1, columns=("nope",))
     with pytest.raises(ConfigError, match="columns=.*must be a list of names"):
         streamvid.VideoLoader(dataset, batch_size=1, columns="score")

@@ -212,7 +212,7 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
         (lambda a, b: [DatasetConfig(a, weight=1), b], "weight is set for 1 of 2 datasets"),
         (lambda a, b: [DatasetConfig(a, name="x"), DatasetConfig(b, name="x")], "are not unique"),
         (lambda a, b: [DatasetConfig(a, captions={"dropout": 2})], "captions.dropout=2: must be a number from 0 to 1"),
-        (lambda a, b: [DatasetConfig(a, captions={"column": "nope"})], "'nope' is not in the dataset"),
+        (lambda a, b: [DatasetConfig(a, captions={"column": "nope"})], "'nope' is not a column of the dataset"),
         (lambda a, b: [DatasetConfig(a, where="score > 10000")], "matches none of the 23 samples"),
         (lambda a, b: [DatasetConfig(a, where="nope > 1")], "nope"),
     ],

@@ -232,9 +232,9 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
     [
         (
             lambda v: v["tensors"].pop("latents"),
-            r"has the tensors \['latents', 'tokens', 'who'\], not \['tokens', 'who'\]",
+            r"has the tensors \['latents', 'tokens', 'who'\], but must have \['tokens', 'who'\]",
         ),
-        (lambda v: v["tensors"].update(more={"dtype": "F32", "is_ragged": False}), "not \\['latents', 'more'"),
+        (lambda v: v["tensors"].update(more={"dtype": "F32", "is_ragged": False}), "must have \\['latents', 'more'"),
         (
             lambda v: v["tensors"]["latents"].update(dtype="F16"),
             "tensor 'latents' of dtype BF16 .* does not match the manifest",

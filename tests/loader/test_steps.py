@@ -166,7 +166,7 @@ def test_a_wrong_caption_column_is_named(uneven: Path) -> None:
     for options, says in (
         (
             {"captions": {"column": "caption"}},
-            "^captions.column: 'caption' is not in the dataset at .*uneven.*; available: .*text",
+            "^captions.column: 'caption' is not a column of the dataset at .*uneven.*; available: .*text",
         ),
         ({}, "^columns: 'caption' is not in"),
     ):

@@ -267,7 +267,7 @@ def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
         ("no column", "contains no column; to insert the caption, write {text}"),
         ("{?" * 9 + "{aes}" + "}" * 9, "parts are nested more than 8 levels deep"),
         ("{text}" * 1000, "at most 4096 characters"),
-        ("{text} {aesthetc}", "captions.template: 'aesthetc' is not in the dataset"),
+        ("{text} {aesthetc}", "captions.template: 'aesthetc' is not a column of the dataset"),
         ("{text} {camera:.1f}", "{camera:.1f} has a number format, but 'camera' is text; write {camera}"),
         ("{text:d}", "'text' is text"),
         ("{clip_sha256}", "'clip_sha256' has type fixed_size_binary"),
@@ -319,7 +319,7 @@ def test_a_column_named_text_does_not_hide_the_captions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"captions": {"column": "txet"}}, "captions.column: 'txet' is not in the dataset at .*text"),
+        ({"captions": {"column": "txet"}}, "captions.column: 'txet' is not a column of the dataset at .*text"),
         (
             {"captions": {"column": "year"}},
             r"captions.column: 'year' of .* has type int64; use a text column \(text, short",

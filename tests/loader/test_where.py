@@ -86,7 +86,7 @@ def test_a_bad_sample_is_replaced_by_one_that_meets_the_condition(tmp_path: Path
 @pytest.mark.parametrize(
     ("where", "error", "says"),
     [
-        ("yaer > 2001", ConfigError, "column 1: 'yaer' is not in the dataset.*year"),
+        ("yaer > 2001", ConfigError, "character 1: 'yaer' is not a column of the dataset.*year"),
         ("year > '2001'", ConfigError, "cannot be compared"),
         ("__import__('os')", ConfigError, "the only allowed calls are"),
         ("year > 3000", StreamvidError, "where|filter"),

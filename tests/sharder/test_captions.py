@@ -112,8 +112,8 @@ def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
 REJECTED: list[tuple[Any, str]] = [
     (["x"] * 257, "the sample has 257 captions; at most 256 are allowed"),
     ([["x"]], "a caption has type list; it must be text"),
-    ([{"text": "x", "score": 1}], "a caption has the fields score, text; it must have either text or caption"),
-    ([{"text": "x", "weight": -1}], "a caption has weight -1; it must be a number from 0"),
+    ([{"text": "x", "score": 1}], "a caption has these fields: score, text; it must have either text or caption"),
+    ([{"text": "x", "weight": -1}], "a caption has weight -1; weights must be numbers from 0"),
     ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all captions have weight 0"),
     (["x", "y" * 70_000], "bytes; at most 65536 are allowed"),
     (["\ud800", "y"], "not valid UTF-8"),
@@ -164,7 +164,7 @@ def test_weights_that_do_not_fit_are_rejected(clips: Path, tmp_path: Path) -> No
     assert [row["text"] for row in found] == ["g"]
     reasons = [row["reason"] for row in open_dataset(tmp_path / "ds").rejections_table().to_pylist()]
     assert reasons[0].startswith("the sample has 2 captions and 1 weight(s)")
-    assert reasons[1].startswith("a caption has weight 'much'; it must be a number from 0 to 1e12")
+    assert reasons[1].startswith("a caption has weight 'much'; weights must be numbers from 0 to 1e12")
     assert reasons[2].startswith("the sample has weights both in its captions and in the weight column")
 
 

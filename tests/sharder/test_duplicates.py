@@ -95,7 +95,7 @@ def test_the_largest_row_of_a_group_is_kept(
     assert report.input.near_duplicates.rows.count == len(expected)
     print_input(report.input)
     num_groups = len({*groups.values()} - {None})
-    assert f"larger or earlier one, in {num_groups} groups: {len(expected)}" in capsys.readouterr().out
+    assert f"larger or earlier video, in {num_groups} groups: {len(expected)}" in capsys.readouterr().out
 
 
 def test_a_group_is_in_one_split(planted: tuple[Built, dict[str, str]]) -> None:

@@ -96,7 +96,7 @@ def test_reasons_say_what_was_there(built: Built, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("scor > 5", "column 1: 'scor' is not a known column; did you mean 'score'.*num_frames"),
+        ("scor > 5", "character 1: 'scor' is not a known column; did you mean 'score'.*num_frames"),
         ("widht > 5", "did you mean 'width'"),
         ("score > 'a'", "cannot be compared"),
         ("score +", "not a valid condition"),
@@ -127,7 +127,7 @@ def test_facts_of_videos_are_refused_for_rows_of_texts(tmp_path: Path) -> None:
 
 def test_wrong_names_at_load_time_get_the_nearest(built: Built) -> None:
     dataset = streamvid.open_dataset(built.dest)
-    with pytest.raises(ConfigError, match="'scoer' is not in the dataset.*did you mean 'score'.*clip_width"):
+    with pytest.raises(ConfigError, match="'scoer' is not a column of the dataset.*did you mean 'score'.*clip_width"):
         parse_filter("scoer > 1", dataset)
     with pytest.raises(ConfigError, match="columns: 'row_idd'.*did you mean 'row_id'"):
         dataset.column("row_idd")

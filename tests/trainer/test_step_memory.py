@@ -55,7 +55,7 @@ def test_a_larger_batch_needs_more_for_its_samples_alone() -> None:
         (HELD + 4199, ["activation_checkpointing.blocks=[auto]", "--task sft:data_process", "'b': 1", "--lora"]),
         (HELD + 600, ["activation_checkpointing.blocks=[auto]"]),
         (HELD + 300, ["activation_checkpointing.blocks=[auto]", "and encode once"]),
-        (HELD - 50, ["[auto]", "and encode once", "and a smaller batch of this bucket: data.batch_size={'b': 1"]),
+        (HELD - 50, ["[auto]", "and encode once", "and a smaller batch for this bucket: data.batch_size={'b': 1"]),
         (1, ["[auto]", "and encode once", "and a smaller batch", "and train adapters (--lora)", "FSDP"]),
     ],
 )

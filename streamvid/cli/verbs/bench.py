@@ -65,8 +65,8 @@ def command(
     if need is not None and need.obstacles:
         raise LoaderError(
             f"this machine and store cannot deliver data fast enough for steps of {need.step_seconds:g} s: "
-            f"{'; '.join(need.obstacles)}. The shortest step that they can supply takes "
-            f"{need.fastest_step_seconds:.3g} s. To increase the speed: {'; '.join(report.verdict.advice)}"
+            f"{'; '.join(need.obstacles)}. They can feed steps of {need.fastest_step_seconds:.3g} s or longer. To "
+            f"increase the speed: {'; '.join(report.verdict.advice)}"
         )
 
 

@@ -49,7 +49,7 @@ _SLURM_CPUS = 12
 def command(
     config: str | None, overrides: tuple[str, ...], cluster: ClusterOptions, dry_run: bool, as_json: bool
 ) -> int:
-    """Encode a config's dataset with its model, and store the features in data.features.url."""
+    """Encode the dataset of a run with the run's model, and store the features in data.features.url."""
     from streamvid.config import load_config
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig

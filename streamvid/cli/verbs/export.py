@@ -66,7 +66,7 @@ def command(
         if base is None:
             raise ConfigError(
                 f"{names}: exporting full weights requires the base model; add --model FOLDER, where FOLDER contains "
-                "the model that the run trained"
+                "the base model that the run started from"
             )
         components = write_pipeline_folder(files, base, target)
         result, what = {"components": components}, ", ".join(components)
@@ -92,7 +92,7 @@ def _weights_of(source: Path, ema: bool) -> tuple[Path, ...]:
             "file as SOURCE, and this folder as --model"
         )
     if not found:
-        kind = "no weights with moving averages (.ema)" if ema else "no weights"
+        kind = "no moving averages of weights (.ema)" if ema else "no weights"
         raise ConfigError(
             f"{source} contains {kind}; use the output folder of a run that has saved weights, or a weight file"
         )

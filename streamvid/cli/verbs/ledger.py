@@ -28,7 +28,8 @@ Examples:
   streamvid ledger check run/ledger s3://bucket/ds --json | jq .differences
 
 \b
-Pass the datasets in the order in which the loader received them, in the version that it read or a later one.
+Pass the datasets in the order in which the loader received them, each in the version that the loader
+read or in a later version.
 
 \b
 Exit codes: 0 exactly the planned samples were delivered, as far as the run got; 1 something differs or was not
@@ -131,7 +132,7 @@ def _sighting_row(folder: str, one: Sighting) -> tuple[object, ...]:
     notes = {
         "replaced by a later run": not one.counts,
         "a repeat": sample.is_repeat,
-        f"bad, {sample.key} was delivered instead": one.planned_only,
+        f"bad; {sample.key} was delivered instead": one.planned_only,
         f"in place of {sample.substituted_for}": sample.substituted_for is not None and not one.planned_only,
     }
     note = "; ".join(text for text, applies in notes.items() if applies)

@@ -58,8 +58,8 @@ def command(
 
     if bool(keys) != samples or rejections + histograms + samples > 1:
         raise click.UsageError(
-            "--samples and KEYS must be given together, and --samples, --rejections and --histograms cannot be "
-            "combined; run `streamvid stats DATASET --samples KEY`"
+            "pass --samples and KEYS together, as in `streamvid stats DATASET --samples KEY`, and at most one of "
+            "--samples, --rejections and --histograms"
         )
     opened = open_dataset(dataset, storage=storage)
     if samples:
@@ -95,7 +95,7 @@ def _print_contents(contents: DatasetContents) -> None:
         f"clips: {contents.clips}; format {FORMAT_VERSION}, version {contents.version}"
     )
     if contents.where is not None:
-        click.echo(printable(f"only samples of the view: {contents.where}; sizes are those of whole shards"))
+        click.echo(printable(f"only samples of the view: {contents.where}; sizes are for whole shards"))
     if contents.native is not None:
         _print_encoding(contents.native)
     if contents.with_audio is not None:

@@ -60,7 +60,7 @@ class Join:
             return own
         if not overwrite:
             raise ConfigError(
-                f"columns: the dataset at {self._dataset.url} already has {column!r}; set overwrite=True "
+                f"columns: the dataset at {self._dataset.url} already has a column {column!r}; set overwrite=True "
                 "(--overwrite) to change its values, or rename the column"
             )
         old = _KINDS[str(there.field(place).type)]
@@ -198,7 +198,7 @@ def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
 def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, pa.Array]:
     """Return a mapping from column name to new caption column.
 
-    New captions replace all old captions of a sample, even if there is only one.
+    New captions replace all old captions of a sample, even if there is only one new caption.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -156,7 +156,7 @@ class Sidecar:
 
     @property
     def max_member_bytes(self) -> int:
-        """Size of the largest member in bytes, for which a loader reserves memory."""
+        """Size in bytes of the largest member. A loader reserves this much memory to read a member."""
         return self._shards.max_member_bytes
 
     def shard(self, base: ShardInfo) -> SidecarShard:
@@ -198,7 +198,7 @@ class Sidecar:
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Maps names to null tensors, which replace a sample's tensors if the sample is delivered without text."""
+        """Null tensors by name. They replace a sample's tensors if the sample is delivered without text."""
         file = self.manifest.null_file
         if file is None:
             return {}
@@ -216,9 +216,11 @@ class Sidecar:
 def check_kinds(
     found: Mapping[str, RawTensor], kinds: Mapping[str, TensorInfo], where: str, *, is_part: bool = False
 ) -> None:
-    """Raise IntegrityError unless `found` has the tensors listed in `kinds`. With `is_part`, some may be missing."""
+    """Raise IntegrityError unless `found` has the tensors in `kinds`. With `is_part`, some tensors may be missing."""
     if not is_part and set(found) != set(kinds):
-        raise IntegrityError(f"{where} has the tensors {sorted(found)}, not {sorted(kinds)}; copy the features again")
+        raise IntegrityError(
+            f"{where} has the tensors {sorted(found)}, but must have {sorted(kinds)}; copy the features again"
+        )
     for name, one in found.items():
         kind = kinds.get(name)
         if kind is None or kind.dtype != one.dtype or (kind.is_ragged and not one.shape):
@@ -242,7 +244,8 @@ def differences(
 ) -> list[str]:
     """Return the differences between two JSON values, such as 'gop is 8 in the features, but 16 here'.
 
-    A null value is equal to a value that is not set. places: the two phrases that say where each value is.
+    A null value is equal to a value that is not set. places: a phrase for the origin of each value, such as 'in the
+    features' and 'here'.
     """
     one, other = dict(_leaves(stored, name)), dict(_leaves(given, name))
     return [

@@ -63,7 +63,7 @@ class SidecarShard:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size of the largest member in bytes. A loader reads members in the same way as clips."""
+        """Size in bytes of the largest member. A loader reads members in the same way as clips."""
         return self.max_member_bytes
 
     @property
@@ -90,11 +90,12 @@ class SidecarShards:
 
     table: pa.Table
     rows: Mapping[str, range]
-    """Bucket id → rows of the bucket's shards, which are consecutive, in ascending order of their numbers."""
+    """Maps each bucket id to the rows of the bucket's shards, which are consecutive and in ascending order of their
+    numbers."""
 
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
-        """Read a table of shards. Raises IntegrityError if it is invalid. where: the table's name in the error."""
+        """Read a table of shards. Raises IntegrityError if it is invalid. where: name of the table in errors."""
         # Checksums cannot be compressed, so a file that declares more rows than it can hold checksums is hostile: the
         # rows could fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
@@ -121,7 +122,7 @@ class SidecarShards:
 
     @property
     def max_member_bytes(self) -> int:
-        """Size of the largest member in bytes, or 0 if there are no shards."""
+        """Size in bytes of the largest member, or 0 if there are no shards."""
         return int(numbers_of(chunk_of(self.table, "max_member_bytes")).max(initial=0))
 
     @property
@@ -149,7 +150,7 @@ class MemberTable:
     def read(
         data: bytes | memoryview, shard: SidecarShard, num_samples: int, num_visits: int, where: str
     ) -> MemberTable:
-        """Read a table of members. Raises IntegrityError if it is invalid. where: the table's name in the error."""
+        """Read a table of members. Raises IntegrityError if it is invalid. where: name of the table in errors."""
         count = num_samples * num_visits
         # The keys are for other readers; the other columns have a fixed size per row.
         types = {name: kind for name, kind in _MEMBER_TYPES.items() if name != "key"}
@@ -199,7 +200,7 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
     """Read a table. Raises IntegrityError unless its columns have these `types` and `num_rows` allows its row count.
 
-    num_rows: (minimum, maximum)."""
+    num_rows: (minimum, maximum) number of rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -29,7 +29,7 @@ DTYPES = {
     "U8": 1,
     "BOOL": 1,
 }
-"""Safetensors type → bytes per element. Files store tensors in this order, which aligns wide types."""
+"""Maps each safetensors type to its bytes per element. Files store tensors in this order, which aligns wide types."""
 
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 2**20

@@ -41,7 +41,7 @@ STAGING = ".staging"
 _BEGUN = f"{STAGING}/begun.json"
 
 Visits = Sequence[Mapping[str, RawTensor] | None]
-"""Tensors of a sample for each visit. None marks a visit that could not be encoded; readers deliver another sample."""
+"""A sample's tensors for each visit. None marks a visit that could not be encoded; readers deliver another sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,8 @@ class SidecarWriter:
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}
         self.sealed = self._begin()
-        """Manifest if an earlier run has sealed the features, so that only `seal` remains to be called; else None."""
+        """Manifest of the features if an earlier run has sealed them, so that only `seal` remains to be called; else
+        None."""
 
     def _begin(self) -> SidecarManifest | None:
         url = self._store.url

@@ -301,7 +301,7 @@ class _Compiler:
             place = self._leading + len(line.decode(errors="ignore"))
         start = max(0, place - _SHOWN // 2)
         shown = self._text if len(self._text) <= _SHOWN else f"…{self._text[start : start + _SHOWN]}…"
-        raise ConfigError(f"where={shown!r}, column {place + 1}: {message}")
+        raise ConfigError(f"where={shown!r}, character {place + 1}: {message}")
 
 
 def _compared(node: Node) -> str:

@@ -212,7 +212,7 @@ class CountCache:
             return None
         except OSError as error:
             reason = error.strerror or error
-            _log.warning("cannot read the filter's counts in %s (%s); scanning the index again", self.path, reason)
+            _log.warning("cannot read the filter's counts from %s (%s); scanning the index again", self.path, reason)
             return None
         body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if len(data) == num_bytes and hashlib.sha256(body).digest() == digest and body.startswith(self.header):

@@ -64,7 +64,7 @@ def literal(value: bool | int | float | str) -> Node:
 
 
 def call(function: str, kind: str, text: str, *parts: Node, **options: Any) -> Node:
-    """Return a node that calls a function of pyarrow.compute with the values of `parts`."""
+    """Return a node that calls a pyarrow.compute function with the values of `parts`."""
 
     def run(table: Any) -> Any:
         result = getattr(pc, function)(*(part.run(table) for part in parts), **options)

@@ -257,5 +257,5 @@ def check_text(text: str, what: str) -> str:
     if num_bytes > MAX_TEXT_BYTES:
         raise Rejected(f"{what} has {num_bytes} bytes; at most {MAX_TEXT_BYTES} are allowed", kind="long-text")
     if "\0" in text:
-        raise Rejected(f"{what} contains a NUL character")
+        raise Rejected(f"{what} contains a NUL character; remove it")
     return text

@@ -90,7 +90,7 @@ def _broken(rows: Sequence[object]) -> dict[int, str]:
 
 
 _Made: TypeAlias = tuple[Column, dict[int, str]]
-"""(column, row index → reason why the value in this row cannot be used)."""
+"""A column, and a mapping from row indices to the reasons why the values in these rows cannot be used."""
 
 
 def _block(

@@ -213,7 +213,7 @@ class Compaction:
 
     @cached_property
     def doomed(self) -> set[str]:
-        """Paths of the rewritten tars that contain removed samples."""
+        """Paths of the old tars that contain removed samples."""
         return {part.shard.path for part in self.parts if not part.is_whole}
 
     def _groups(self) -> Iterator[list[Part]]:

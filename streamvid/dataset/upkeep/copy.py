@@ -117,9 +117,9 @@ def copy_dataset(
 
 
 def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
-    """Return an earlier version's files for other readers, as a mapping from path to content.
+    """Return the `.nv-meta/` files for an earlier version, as a mapping from path to content.
 
-    The store contains such files only for the newest version.
+    The store contains these files only for the newest version.
 
     Raises DatasetError if shards of the version were deleted.
     """
@@ -159,7 +159,7 @@ def _check_places(source: Store, dest: Store) -> None:
 class _Copy:
     """Copy in progress: source, destination, and the journal of finished files.
 
-    made: maps the paths of files that are not copied from the source to their contents.
+    made: contents of the files that are not copied from the source, by path.
     """
 
     dataset: Dataset
@@ -281,7 +281,7 @@ class _Copy:
     ) -> int | None:
         """Copy one file unless the existing copy is correct.
 
-        Return the number of bytes written, or None if nothing was.
+        Return the number of bytes written, or None if nothing was written.
         """
         state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OnDuplicate: TypeAlias = Literal["error", "first", "last"]
-"""Samples that stay if several datasets have samples from the same source file: "error" refuses to merge."""
+"""Samples to keep if several datasets have samples from the same source file. "error" refuses to merge such
+datasets."""
 Rows: TypeAlias = npt.NDArray[np.int32]
 
 _SHOWN = 3
@@ -97,7 +98,8 @@ def _is_of(source: Dataset) -> Callable[[Part], bool]:
 
 @dataclass
 class Omissions:
-    """Samples that a merge omits. Rows of a dataset's shard table are mapped to ascending positions in that shard.
+    """Samples that a merge omits, as mappings from a shard's row in the shard table to ascending positions in the
+    shard.
 
     of_dest: omitted samples of the destination.
     of_sources: omitted samples of each source.

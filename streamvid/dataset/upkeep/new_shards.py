@@ -119,7 +119,7 @@ def build_id_of(parts: Sequence[Part], number: int, taken: set[ShardName]) -> in
         if value and (bucket_id, number, value) not in taken:
             taken.add((bucket_id, number, value))
             return value
-    raise AssertionError("16 names in a row are taken")
+    raise AssertionError("the first 16 candidate names for a new shard are already in use")
 
 
 def dead_shards(dataset: Dataset) -> list[ShardInfo]:

@@ -86,7 +86,7 @@ class RemoveReport:
             )
             steps.append(
                 f"streamvid compact {self.dataset} --cache-dir DIR --cache-only removes the deleted tars from the "
-                "cache of a machine"
+                "cache on a machine"
             )
             steps.append("repeat the removal in copies of the dataset, and encode features of removed samples again")
         if self.num_same_clips:

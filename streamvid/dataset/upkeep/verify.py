@@ -105,7 +105,7 @@ class VerifyReport:
             return ""
         whats = {problem.what for problem in self.problems}
         if CONTENT in whats:
-            return "rebuild the dataset, or verify its original; an exact copy has the same damage"
+            return "rebuild the dataset or, if it is a copy, verify the original; an exact copy has the same damage"
         check = "" if whats <= {MISSING, SIZE} else " --check-existing"
         return f"copy the damaged files again from an intact dataset: streamvid copy SRC {self.url}{check}"
 
@@ -181,7 +181,7 @@ def _open(store: Store, newest: Manifest, number: int) -> Dataset:
 
 
 def _is_publishing(store: Store, newest: Manifest) -> bool:
-    """Return True if a writer is replacing the files for other readers, or was killed while doing so.
+    """Return True if a writer is replacing the `.nv-meta/` files, or was killed while doing so.
 
     The next writer completes the replacement. Return False if the store cannot report whether a file exists, for
     example because the access keys do not permit listing.

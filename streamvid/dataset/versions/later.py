@@ -1,4 +1,5 @@
-"""Effects of later versions on an earlier version: which samples were removed, and which tars contain the others.
+"""Effects of later versions on an earlier version: which samples were removed, and which tars contain the remaining
+samples.
 
 A run that stays on an earlier version does not deliver samples that were removed later, although it plans them.
 Remaining samples whose tars `streamvid compact` has deleted are read from the tars that replaced them.
@@ -82,7 +83,7 @@ def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
 def _removed_from(
     dataset: Dataset, gone: Mapping[ShardName, set[str]], moved: Mapping[ShardName, Sequence[ShardName]]
 ) -> set[str]:
-    """Return those removed keys that `dataset` contains. The index is read only for shards that were replaced."""
+    """Return the removed keys that `dataset` contains. The index is read only for shards that were replaced."""
     found: set[str] = set()
     before: dict[ShardName, list[ShardName]] = {}
     for old, several in moved.items():
@@ -105,7 +106,7 @@ def _removed_from(
 
 
 def _reached(first: ShardName, following: Mapping[ShardName, Sequence[ShardName]]) -> set[ShardName]:
-    """Return a set of a shard and all shards to which its samples were moved, directly or indirectly."""
+    """Return a set with a shard and all shards to which its samples were moved, directly or indirectly."""
     waiting, seen = [first], set[ShardName]()
     while waiting:
         name = waiting.pop()

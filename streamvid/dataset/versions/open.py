@@ -23,7 +23,7 @@ LATEST = "latest"
 _FOLDER = "versions"
 _FILE = re.compile(rf"{_FOLDER}/manifest-(\d{{6,9}})\.json")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-"""Names of tags and views. They do not begin with a digit, so that a tag is never taken for a version number."""
+"""Names of tags and views. They do not begin with a digit, so that a tag is never mistaken for a version number."""
 
 _REF = re.compile(r"(?P<url>.*?)(?:@(?P<version>[A-Za-z0-9_.-]{1,64}))?(?:#(?P<view>[A-Za-z0-9_.-]{1,64}))?", re.DOTALL)
 
@@ -82,7 +82,7 @@ def version_path(number: int) -> str:
 def read_version(store: Store, number: int) -> Manifest:
     """Return the manifest of a version. Raises DatasetError if the dataset does not contain this version."""
     nothing = f"no version {number} of the dataset at {store.url}"
-    remedy = "streamvid versions lists the versions that are kept"
+    remedy = "run `streamvid versions` to list the versions that still exist"
     found = read_sealed(store, manifest_from_json, nothing, remedy, version_path(number))
     if found.version != number:
         raise DatasetError(
@@ -94,7 +94,7 @@ def read_version(store: Store, number: int) -> Manifest:
 def resolve(newest: Manifest, version: str | int | None, url: str) -> int:
     """Return the number of the version to which a number, a tag or "latest" refers.
 
-    Raises ConfigError if it is unknown.
+    Raises ConfigError if there is no such version or tag.
     """
     if version in (None, LATEST):
         return newest.version
@@ -141,7 +141,7 @@ def find_version(store: Store, newest: Manifest, version: str | int | None) -> M
     """Return the manifest of a version.
 
     Raises ConfigError for an unknown version, and DatasetError for a deleted version. The manifest of an earlier
-    version omits the files for other readers, because the stored files always belong to the newest version.
+    version omits the `.nv-meta/` files, because the stored files always belong to the newest version.
     """
     number = resolve(newest, version, store.url)
     if number == newest.version:
@@ -150,7 +150,7 @@ def find_version(store: Store, newest: Manifest, version: str | int | None) -> M
 
 
 def without_reader_files(manifest: Manifest) -> Manifest:
-    """Return the manifest without the files that are meant for other readers. These files have fixed names."""
+    """Return the manifest without the `.nv-meta/` files, whose names are the same in all versions."""
     columns = {file.path for group in manifest.columns for file in group.known_files}
     other = tuple(file for file in manifest.files.other if file.path in columns)
     return replace(manifest, files=replace(manifest.files, other=other))
@@ -180,7 +180,7 @@ def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) ->
     if view not in newest.views:
         known = ", ".join(sorted(newest.views)) or "none"
         raise ConfigError(
-            f"{url} has no view {view!r}; its views: {known}. To store one, run: streamvid versions {url} --view "
+            f"{url} has no view {view!r}; available: {known}. To store a view, run: streamvid versions {url} --view "
             f"{view} --where CONDITION"
         )
     return newest.views[view]

@@ -83,7 +83,7 @@ class Writing:
         All files of the version must have been written.
 
         shards: shard table of the version, without removed samples, if it differs from the previous version's table.
-            The fields that follow from it are set (see `described`), and the files for other readers are written.
+            The fields that follow from this table are set (see `described`), and the `.nv-meta/` files are written.
 
         Raises DatasetError if another process has published a version or has taken over the lease. In that case,
         nothing has changed.
@@ -118,7 +118,7 @@ def writing(store: Store) -> Iterator[Writing]:
 
 
 def _rolled_forward(store: Store) -> Manifest:
-    """Return the newest version. If a process ended while publishing a version, finish its work first."""
+    """Return the newest version. If a process ended while publishing a version, complete the publication first."""
     if isinstance(store, LocalStore):
         for torn in (store.root / version_path(1)).parent.glob(".*.tmp"):  # of a process that was killed
             torn.unlink(missing_ok=True)
@@ -132,14 +132,14 @@ def _rolled_forward(store: Store) -> Manifest:
 
 
 def _with_reader_files(draft: Manifest, others: dict[str, bytes]) -> Manifest:
-    """Return the manifest with its files for other readers replaced by the given files."""
+    """Return the manifest with its `.nv-meta/` files replaced by the given files."""
     listed = without_reader_files(draft).files.other
     found = (FileInfo.of(path, data) for path, data in others.items())
     return replace(draft, files=replace(draft.files, other=(*listed, *found)))
 
 
 def _put_reader_files(store: Store, new: Manifest, old: Manifest, others: dict[str, bytes]) -> None:
-    """Replace each file for other readers whose content differs in the new version. These files have fixed names."""
+    """Replace each `.nv-meta/` file whose content differs in the new version. All versions use the same file names."""
     there = set(old.files.other)
     for file in new.files.other:
         if file.path in others and file not in there:

@@ -1,4 +1,4 @@
-"""Tables of known input rows. They let an append recognize rows without opening their files.
+"""Tables of input rows that a dataset has already processed, so that an append recognizes rows without opening files.
 
 A table has one entry per input row, sorted by file name (as a hash), in blocks of BLOCK_ROWS entries. It is stored as
 two files: the blocks, and a directory with the first and last name and the checksum of each block. A lookup reads the

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_RANGE = 8 * 2**20
-"""Maximum number of bytes of a clip per answer; players then ask for the next ones."""
+"""Maximum number of bytes of a clip per response. Players request the remaining bytes separately."""
 
 _STRIP_FRAMES, _STRIP_WIDTH, _POSTER_WIDTH = 8, 240, 480
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
@@ -113,8 +113,8 @@ class Preview:
     def frame(self, request: Request) -> Response:
         """Respond with one frame of a visit: as PNG, exactly as the model gets it, or as a smaller JPEG.
 
-        Values: `of` is "model" (the default), "source" (the uncropped frame), or the name of a conditioning input;
-        `item` is the number of its item; `width` requests a JPEG of that width.
+        URL parameters: `of` is "model" (the default), "source" (the uncropped frame), or the name of a conditioning
+        input; `item` is the number of its item; `width` requests a JPEG of that width.
         """
         values = _values(request)
         frames = self._frames(self._place(request), values)

@@ -16,7 +16,7 @@ from streamvid.preview.deliver import ViewSettings
 from streamvid.preview.steps import StepQuery
 
 MAX_TEXT = 2000
-"""Maximum number of characters of a value."""
+"""Maximum number of characters in a value."""
 
 MAX_RANKS, MAX_BATCH, MAX_GLOBAL_BATCH = 1 << 16, 1 << 12, 1 << 20
 MAX_VISIT = _MAX = (1 << 62) - 1

@@ -47,7 +47,7 @@ def _changes(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) 
         size = next((size for size in range(step.size - 1, 1, -1) if replace(step, size=size).needed <= limit), 1)
         sizes = f"{{'{bucket_id}': {size}, '*': …}}"
         changes.append(
-            (f"a smaller batch of this bucket: data.batch_size={sizes}", lambda step: replace(step, size=size))
+            (f"a smaller batch for this bucket: data.batch_size={sizes}", lambda step: replace(step, size=size))
         )
     if config.model.lora.base_model is None:
         changes.append(("train adapters (--lora)", _with_adapters))

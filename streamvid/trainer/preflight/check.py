@@ -110,7 +110,8 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
         limit = _device_bytes(device) if device_bytes is None else device_bytes
     too_large = [row for row in rows if row.needed_bytes > limit]
     problems = [
-        f"bucket {row.bucket_id} needs about {decimal(row.needed_bytes)} of {decimal(limit)}" for row in too_large
+        f"bucket {row.bucket_id} needs about {decimal(row.needed_bytes)}, but only {decimal(limit)} is available"
+        for row in too_large
     ]
     if ran is None:
         problems.insert(0, f"one step of bucket {batches[0].bucket.id} ran out of memory")

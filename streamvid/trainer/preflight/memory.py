@@ -88,7 +88,7 @@ class Activations:
         return round(self.stored.of(size, tokens) / self.num_blocks) if self.num_blocks else 0
 
     def backward(self, size: int, tokens: int, is_checkpointed: bool) -> int:
-        """Return the size of all activations in bytes when the backward pass begins and most activations exist."""
+        """Return the size in bytes of all activations at the start of the backward pass, when this size is largest."""
         if not is_checkpointed or not self.num_blocks:
             return round(self.stored.of(size, tokens) + _WORK * self.block(size, tokens))
         return round(self.inputs.of(size, tokens) + (1 + _WORK) * self.block(size, tokens))
@@ -126,7 +126,7 @@ class StepMemory:
 
     @property
     def backward(self) -> int:
-        """Size of all activations in bytes when the backward pass begins."""
+        """Size in bytes of all activations at the start of the backward pass."""
         return self.activations.backward(self.size, self.tokens, self.is_checkpointed)
 
     @property

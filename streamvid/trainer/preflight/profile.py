@@ -21,7 +21,7 @@ _WARMUP = 1
 class MeasuredCosts:
     """Result of `profile`.
 
-    seconds: (bucket id, batch size) → median seconds per step.
+    seconds: maps (bucket id, batch size) to the median number of seconds per step.
     costs: cost table, with predictions for buckets that have no step.
     """
 

@@ -32,7 +32,7 @@ Examples:
 SOURCE is the same as for `streamvid shard`, and may contain old and new videos: rows that DATASET already
 contains are skipped without opening their files. A row is recognized by its file name, time range, captions
 and conditioning inputs. Existing shards do not change. The options that determine the content of DATASET,
-such as its buckets, are those with which it was built; all other options are those of `streamvid shard`.
+such as its buckets, keep the values with which it was built. All other options are the same as for `streamvid shard`.
 If the command is stopped, run it again to resume."""
 
 _FLAGS = [flag for flag in SHARD_FLAGS if flag.path != ("work", "overwrite")]

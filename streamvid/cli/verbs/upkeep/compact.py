@@ -24,8 +24,9 @@ Examples:
   streamvid compact ds/ --expire 30d
   streamvid compact ds/ --cache-dir /nvme/cache --cache-only  on every machine, after a takedown
 
-Tars with removed samples are rewritten without them and deleted, also from earlier versions. Shards below half of the
-target size are merged. Samples and their clips stay the same. If the command is interrupted, run it again."""
+Tars that contain removed samples are rewritten without these samples, and the old tars are deleted, from earlier
+versions too. Shards below half of the target size are merged. Samples and their clips stay the same. If the command is
+interrupted, run it again."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
@@ -87,7 +88,7 @@ def _print(report: CompactReport) -> None:
     if report.deleted:
         click.echo(
             f"deleted tars that contained removed samples: {len(report.deleted)} ({size(report.num_bytes_deleted)}), "
-            "including those of earlier versions"
+            "including tars from earlier versions"
         )
     expired = report.expired
     if expired.versions or expired.files:

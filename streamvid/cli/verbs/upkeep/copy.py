@@ -53,5 +53,5 @@ def _print(report: CopyReport) -> None:
     kept = f"; {report.num_kept} were already there" if report.num_kept else ""
     click.echo(f"{report.num_copied} of {report.num_files} files copied, {size(report.num_bytes_copied)}{kept}")
     if report.num_uploads_aborted:
-        click.echo(f"{report.num_uploads_aborted} unfinished uploads of killed writers were aborted")
+        click.echo(f"{report.num_uploads_aborted} unfinished uploads from killed writers were aborted")
     click.echo(f"{report.state}: {report.dest}\nnext: streamvid verify {report.dest}")

@@ -23,8 +23,8 @@ Examples:
   streamvid remove ds/ --where "nsfw > 0.5" --json > record.json
   streamvid compact ds/                                       then delete the bytes
 
-FILE lists sample keys, record keys or source names: one per line in a .txt file, or in a column key, record_key or
-source of a CSV, JSON, JSON Lines or Parquet file. Loaders that start after this command do not deliver the samples.
+FILE lists sample keys, record keys or source names: one per line in a .txt file, or in a column named key, record_key
+or source in a CSV, JSON, JSON Lines or Parquet file. Loaders that start after this command do not deliver the samples.
 Their bytes remain stored until `streamvid compact` rewrites the tars. If the command is interrupted, run it again."""
 
 
@@ -56,7 +56,12 @@ def _print(report: RemoveReport) -> None:
         shown = ", ".join(report.unmatched[:_SHOWN]) + (", …" if report.num_unmatched > _SHOWN else "")
         click.echo(printable(f"{report.num_unmatched} of the keys match no sample: {shown}"))
     if report.num_same_clips:
-        click.echo(printable(f"{report.num_same_clips} other samples have the same clips: {report.same_clips[0]}, …"))
+        click.echo(
+            printable(
+                f"{report.num_same_clips} remaining samples have the same clips as removed samples: "
+                f"{report.same_clips[0]}, …"
+            )
+        )
     if report.stored_in:
         click.echo(f"bytes of removed samples are still stored in {len(report.stored_in)} tar(s)")
     reason = f"; reason: {report.reason}" if report.reason else ""
