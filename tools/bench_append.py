@@ -2,8 +2,8 @@
 
     python -m tools.bench_append [--samples 10000,100000,1000000] [--clips 100] [--json]
 
-The dataset is synthetic: its manifest, its shard table, its table of known rows and one of its samples files are as
-`streamvid shard` would write them for so many samples, 500 per shard. Tars and other samples files, which an append
+The dataset is synthetic: its manifest, its shard table, its table of known rows and one of its sample files are as
+`streamvid shard` would write them for so many samples, 500 per shard. Tars and other sample files, which an append
 does not read, do not exist. It is in moto (S3) behind a proxy that counts. The clips are small and on this disk, so
 that the time is not that of the clips. Each append is `streamvid append` in a process of its own. `again` appends the
 same clips again, and `folder` is a dataset in a folder. `down` and `up` are the bytes of bodies.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ColumnGroups:
     """Column groups of a dataset. If several groups contain the same column, the last group takes precedence.
 
-    places: maps the path of each samples file to its position. The matching file in each group has the same position.
+    places: maps the path of each sample file to its position. The matching file in each group has the same position.
     """
 
     groups: tuple[ColumnGroup, ...]
@@ -36,7 +36,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return a (path, columns to read) tuple for each file with any of `columns`; the samples file is first."""
+        """Return a (path, columns to read) tuple for each file with any of `columns`; the sample file is first."""
         wanted: dict[str, list[str]] = {samples_path: []}
         place = self.places[samples_path]
         for name in columns:
@@ -45,12 +45,12 @@ class ColumnGroups:
         return [(path, names) for path, names in wanted.items() if names]
 
     def _owner(self, column: str, place: int) -> FileInfo | None:
-        """Return the last file that contains `column` for the samples file at position `place`, or None."""
+        """Return the last file that contains `column` for the sample file at position `place`, or None."""
         files = (group.files[place] for group in reversed(self.groups) if column in group.columns)
         return next((file for file in files if file is not None), None)
 
     def schema(self, base: pa.Schema) -> pa.Schema:
-        """Return the schema of all columns, including columns added later. base: schema of the samples files."""
+        """Return the schema of all columns, including columns added later. base: schema of the sample files."""
         for group in self.groups:
             for field in schema(group.columns):
                 number = base.get_field_index(field.name)

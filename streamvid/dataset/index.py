@@ -1,6 +1,6 @@
 """Encoding of the index: Parquet tables of shards, samples and rejections. packets.py encodes the packet index.
 
-Each row group of a samples file contains the rows of one shard, in the order of its tar, so that one small read returns
+Each row group of a sample file contains the rows of one shard, in the order of its tar, so that one small read returns
 all of them. The number of row groups per file is limited, so that footers do not grow with the dataset.
 """
 
@@ -252,7 +252,7 @@ def sample_schema(user_types: Mapping[str, str], media: Sequence[str] = ()) -> p
 
 
 def encode_samples(shards: Sequence[RowGroup], user_types: Mapping[str, str], media: Sequence[str] = ()) -> bytes:
-    """Return the Parquet bytes of one samples file, with one row group per shard."""
+    """Return the Parquet bytes of one sample file, with one row group per shard."""
     import pyarrow as pa
 
     target = sample_schema(user_types, media)

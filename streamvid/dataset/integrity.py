@@ -207,7 +207,7 @@ class StoreFile(RangeFile):
 
 
 class SamplesFile:
-    """Samples file that is verified on first use. Safe to use from several threads.
+    """Sample file that is verified on first use. Safe to use from several threads.
 
     The footer is kept in memory, but the file is not kept open. Parquet stores no checksum of the footer. A checksum is
     therefore computed from the verified bytes, and compared whenever the footer is read again. For rows, page checksums

@@ -112,8 +112,8 @@ def offsets_path(path: str) -> str:
 class ColumnGroup:
     """Columns added to the samples index later: new columns, or new values for existing columns.
 
-    files: one file per samples file, in the same order. Each contains the keys, and has the same row groups and rows as
-        the samples file. The entry is None for a samples file that was added after the columns.
+    files: one file per sample file, in the same order. Each contains the keys, and has the same row groups and rows as
+        the sample file. The entry is None for a sample file that was added after the columns.
     columns: maps each index column to its type, as in `index.schema`. source_sha256: checksum of the annotation.
     """
 
@@ -140,7 +140,7 @@ class ColumnGroup:
         if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
             raise DatasetError(
                 f"the field columns contains a group with {len(group.files)} files and the types {columns}; a group "
-                f"must have one file or null for each of the {len(files.samples)} samples files, and at least one "
+                f"must have one file or null for each of the {len(files.samples)} sample files, and at least one "
                 f"column, with only the types {', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
             )
         return group
@@ -185,7 +185,7 @@ class MediaInfo:
 class ManifestFiles:
     """All files that the manifest lists. Tars and their offsets files are listed in the shard table instead.
 
-    packets: one file per samples file, in the same order, or an empty tuple.
+    packets: one file per sample file, in the same order, or an empty tuple.
     records: tables of input rows. A later append uses them to recognize rows that were already processed.
     removed: tables of the samples that were removed later; see `removed.py`.
     moved: tables of deleted shards, and of the shards to which their remaining samples were moved.
@@ -216,7 +216,7 @@ class ManifestFiles:
         return sum(1 for _ in self)
 
     def packets_of(self, samples_path: str) -> FileInfo | None:
-        """Return the packets file that matches a samples file, or None if the dataset has no packet index."""
+        """Return the packets file that matches a sample file, or None if the dataset has no packet index."""
         if not self.packets:
             return None
         return self.packets[[file.path for file in self.samples].index(samples_path)]
@@ -244,7 +244,7 @@ class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
     plan: digest of everything that a plan depends on.
-    base: digest of the tars, samples files, tables of removed samples, and rules for reading clips and inputs.
+    base: digest of the tars, sample files, tables of removed samples, and rules for reading clips and inputs.
     content: digest of `base` and of columns added later; equal to `base` if there are no such columns.
     """
 

@@ -166,7 +166,7 @@ class Dataset:
         return table if kept is None else table.take(array_of(kept))
 
     def stored_rows(self, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the row groups of a samples file, one per stored shard, including samples that were removed later."""
+        """Yield the row groups of a sample file, one per stored shard, including samples that were removed later."""
         file = self._samples_file(path)
         for row_group in range(file.num_row_groups()):
             yield file.rows(row_group, columns)
@@ -190,7 +190,7 @@ class Dataset:
         return [file.path for file in files if file is not None]
 
     def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str] | None) -> pa.Table:
-        """Return a shard's rows from its samples file, or from one of the files in `column_paths`.
+        """Return a shard's rows from its sample file, or from one of the files in `column_paths`.
 
         If several of these files contain a column, the last file takes precedence.
         """
@@ -251,7 +251,7 @@ class Dataset:
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """Schema of the samples files, without columns added later. Datasets without samples have an empty schema."""
+        """Schema of the sample files, without columns added later. Datasets without samples have an empty schema."""
         import pyarrow as pa
 
         files = self.manifest.files.samples

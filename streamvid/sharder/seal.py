@@ -130,12 +130,12 @@ def _write_index(
 
 @dataclass(frozen=True)
 class _SamplesForm:
-    """Structure of the samples files, which is the same for the whole dataset.
+    """Structure of the sample files, which is the same for the whole dataset.
 
     user_types: maps each user column to its type.
     left_out: columns that are stored in other files.
     media: names of the conditioning inputs.
-    has_packets: True if there is a packets file for each samples file.
+    has_packets: True if there is a packets file for each sample file.
     """
 
     user_types: Mapping[str, str]
@@ -158,7 +158,7 @@ def _write_samples(
 ) -> tuple[list[ShardInfo], list[FileInfo], list[FileInfo]]:
     """Write the samples and packets files, each for at most MAX_SHARDS_PER_FILE shards.
 
-    Return the rows of the shard table, the samples files and the packets files.
+    Return the rows of the shard table, the sample files and the packets files.
     """
     shards: list[ShardInfo] = []
     files: list[FileInfo] = []

@@ -137,7 +137,7 @@ def _stored(held: Writing) -> list[ShardInfo]:
 def _with_parts(
     held: Writing, draft: Manifest, parts: Sequence[Part], build_id: int
 ) -> tuple[Manifest, list[ShardInfo]]:
-    """The manifest with one more samples file, and the shards of these parts, which are written."""
+    """The manifest with one more sample file, and the shards of these parts, which are written."""
     groups = [RowGroup(one.bucket.id, one.number, one.split, one.rows) for one in parts]
     samples = _put(held, f"samples-{held.newest.version}", encode_samples(groups, USER_TYPES))
     infos = [replace(one.info(samples.path, group), build_id=build_id) for group, one in enumerate(parts)]

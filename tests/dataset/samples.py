@@ -107,7 +107,7 @@ def seal_parts(
     has_shards: bool = True,
     **changes: Any,
 ) -> Manifest:
-    """Seal a dataset with a samples file that `change_index` returns, and with changes to the manifest's fields.
+    """Seal a dataset with a sample file that `change_index` returns, and with changes to the manifest's fields.
 
     A change of `manifest_counts`, `manifest_files` or `manifest_fingerprints` is a mapping of the fields that change.
     """

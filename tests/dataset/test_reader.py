@@ -213,5 +213,5 @@ def test_store_file_is_a_file(tmp_path: Path) -> None:
 
 
 def test_footers_stay_small() -> None:
-    """PLAN-6: a samples file never holds more row groups than this."""
+    """PLAN-6: a sample file never holds more row groups than this."""
     assert MAX_SHARDS_PER_FILE <= 256

@@ -45,7 +45,7 @@ def seal_whole(
 
 
 def with_captions(data: bytes, caption: str) -> bytes:
-    """A samples file with other captions, beside the checksums of those that it had."""
+    """A sample file with other captions, beside the checksums of those that it had."""
     file, sink = pq.ParquetFile(pa.BufferReader(data)), io.BytesIO()
     with pq.ParquetWriter(sink, file.schema_arrow) as writer:
         for number in range(file.num_row_groups):

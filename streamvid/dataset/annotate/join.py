@@ -129,7 +129,7 @@ class Join:
         )
 
     def files(self, progress: Progress) -> Iterator[bytes]:
-        """Yield the Parquet bytes of the new column files. Their order and row groups match the samples files."""
+        """Yield the Parquet bytes of the new column files. Their order and row groups match the sample files."""
         files, target = self._dataset.manifest.files.samples, schema({"key": "string", **self.types})
         for done, file in enumerate(files):
             progress("annotate", done, len(files))
@@ -137,7 +137,7 @@ class Join:
         progress("annotate", len(files), len(files))
 
     def _tables(self, path: str, target: pa.Schema) -> Iterator[pa.Table]:
-        """For each row group in a samples file, yield a table of the new columns."""
+        """For each row group in a sample file, yield a table of the new columns."""
         shards, numbers = self._dataset.shards, self._shards_of(path)
         for row_group, keys in enumerate(self._dataset.stored_rows(path, ["key"])):
             table, number = keys.slice(0, 0), numbers.get(row_group)
@@ -148,7 +148,7 @@ class Join:
             yield table if kept is None else _spread(table, kept, keys, target)
 
     def _shards_of(self, path: str) -> dict[int, int]:
-        """Map each row group of a samples file to the row of its shard in the shard table. Empty shards are omitted."""
+        """Map each row group of a sample file to the row of its shard in the shard table. Empty shards are omitted."""
         shards = self._dataset.shards
         if path not in shards.index_path.names:
             return {}

@@ -201,12 +201,12 @@ class _Merge:
         )
 
     def _affected(self) -> frozenset[str]:
-        """Return the paths of the dataset's samples files from which samples are removed."""
+        """Return the paths of the dataset's sample files from which samples are removed."""
         replaced = {self.dest.shards[number].index_path for number in self.left_out.of_dest}
         return frozenset(replaced | {shard.index_path for shard in self.dead})
 
     def _own_shards(self, affected: frozenset[str]) -> tuple[list[NewShard], list[StoredSet]]:
-        """Return the shards in the affected samples files, without replaced samples, and the remaining draw sets."""
+        """Return the shards in the affected sample files, without replaced samples, and the remaining draw sets."""
         shards, there = [], set()
         for number, shard in enumerate(self.dest.shards):
             part = _without(Part.whole(self.dest, shard), self.left_out.of_dest.get(number))

@@ -75,9 +75,9 @@ def merged_buckets(datasets: Sequence[Dataset]) -> tuple[Bucket, ...]:
 
 
 def merged_groups(dest: Dataset, sources: Sequence[Dataset], rows: pa.Schema) -> list[NewGroup]:
-    """Return the column groups of a merged dataset. rows: schema of its samples files.
+    """Return the column groups of a merged dataset. rows: schema of its sample files.
 
-    Each source adds one group, with the columns that were added to the source later or that the samples files lack.
+    Each source adds one group, with the columns that were added to the source later or that the sample files lack.
     """
     groups = own_groups(dest)
     for source in sources:

@@ -88,9 +88,9 @@ class NewIndex:
     """Writes the index files of a new version.
 
     dataset: version that is being changed.
-    affected: samples files of `dataset` that are replaced as a whole.
+    affected: sample files of `dataset` that are replaced as a whole.
     buckets: buckets of the new version, in order.
-    rows: schema of the samples files.
+    rows: schema of the sample files.
     has_packets: True if the new version has packets files.
     """
 
@@ -102,7 +102,7 @@ class NewIndex:
     has_packets: bool
 
     def write(self, shards: Sequence[NewShard], facts: Sequence[TarFacts]) -> tuple[Manifest, ShardTable]:
-        """Write the index files for `shards`, which replace the shards in the affected samples files.
+        """Write the index files for `shards`, which replace the shards in the affected sample files.
 
         Return the manifest and the shard table. The manifest lacks the fields that follow from the shard table.
         """
@@ -152,7 +152,7 @@ class NewIndex:
         return ColumnGroup(of_files, group.columns, "" if is_mixed else group.source_sha256)
 
     def _old_packets(self, place: int) -> FileInfo:
-        """Return the packets file for a samples file that is kept.
+        """Return the packets file for a sample file that is kept.
 
         If the dataset has no packets, write an empty packets file.
         """
@@ -177,7 +177,7 @@ class NewIndex:
         return _WrittenFiles(samples, packets, tuple(columns), is_mixed, tuple(infos))
 
     def _rows(self, shard: NewShard, tar: TarFacts, place: TablePlace | None) -> pa.Table:
-        """Return the index rows of a new shard, with values from the samples files of its parts."""
+        """Return the index rows of a new shard, with values from the sample files of its parts."""
         import pyarrow as pa
 
         parts = [

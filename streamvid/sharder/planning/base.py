@@ -68,7 +68,7 @@ class Base:
 
     @cached_property
     def stored_types(self) -> dict[str, str]:
-        """Types of the user columns in the samples files, by name."""
+        """Types of the user columns in the sample files, by name."""
         return _user_types(self._stored_schema)
 
     @cached_property
@@ -78,14 +78,14 @@ class Base:
 
     @cached_property
     def _stored_schema(self) -> pa.Schema:
-        """Schema of the samples files, read from the smallest file because reading requires verifying a whole file."""
+        """Schema of the sample files, read from the smallest file because reading requires verifying a whole file."""
         import pyarrow as pa
 
         smallest = min(self.manifest.files.samples, key=lambda file: file.num_bytes, default=None)
         return pa.schema([]) if smallest is None else SamplesFile(self.dataset.store, smallest).arrow_schema()
 
     def added_types(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the `types` that the samples files cannot store: types of new columns, and wider types."""
+        """Return the `types` that the sample files cannot store: types of new columns, and wider types."""
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:
