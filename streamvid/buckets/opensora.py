@@ -8,9 +8,9 @@
 
 Versions of Open-Sora interpret pairs differently, so pairs require the option `probabilities`:
 
-    opensora-v2     The second number is the share of clips passed to the next shorter bucket. A bucket with T frames
-                    accepts videos with at least T frames.
-    opensora-v1.2   The second number is the share of clips that are not passed on. A bucket with T frames accepts
+    opensora-v2     The second number is the share of clips that move on to the next lower frame count. A bucket with
+                    T frames accepts videos with at least T frames.
+    opensora-v1.2   The second number is the share of clips that do not move on. A bucket with T frames accepts
                     videos with at least T + 1 frames. The areas of 240p and 480p differ slightly. These rules also
                     apply to versions 1.1 and 1.3, and to their resolutions 256, 512, 1024 and 2048.
 """
@@ -172,8 +172,8 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
     if meaning not in MEANINGS:
         raise ConfigError(
             f"{where}: the pair {list(probability)!r} is ambiguous with probabilities={meaning!r}; set probabilities "
-            f"to opensora-v2 if {float(second):g} is the probability that a clip passes to the next shorter frame "
-            "count, or to opensora-v1.2 if it is the probability that a clip stays"
+            f"to opensora-v2 if {float(second):g} is the probability that a clip moves on to the next lower "
+            "frame count, or to opensora-v1.2 if it is the probability that a clip stays at its frame count"
         )
     return Keep(first, second if meaning == "opensora-v2" else 1 - second)
 

@@ -132,8 +132,8 @@ def _divide(machines: Sequence[Mapping[str, float]], num_gpus: int, needs: TaskN
     most = int(max(machine["CPU"] for machine in usable))
     if most < num_cpus:
         raise ConfigError(
-            f"{needs.option}={num_cpus}: must be at most {most}, the number of CPUs on the largest machine in the Ray "
-            f"cluster{' that has a GPU' if num_gpus else ''}; set {needs.option} to a lower number"
+            f"{needs.option}={num_cpus}: must be at most {most}, the number of CPUs on the largest machine "
+            f"{'with a GPU ' if num_gpus else ''}in the Ray cluster; set {needs.option} to a lower number"
         )
     at_once = [int(machine["CPU"] // num_cpus) for machine in usable]
     if num_gpus:

@@ -27,7 +27,7 @@ class LoggedSample(NamedTuple):
     """One slot in a batch that was handed out.
 
     dataset: index of the dataset in the loader.
-    visit: planned visit of the sample.
+    visit: number of the planned visit to the sample.
     start: position of the first frame on the view's frame grid; 0 for texts.
     stride: distance between frames, in positions on the view's frame grid; 0 for texts.
     caption: name of the caption that was drawn, such as "text", "text/2" (the third caption) or a column name; "" for

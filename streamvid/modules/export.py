@@ -24,13 +24,13 @@ MODEL_INDEX = "model_index.json"
 
 
 def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | None = None) -> int:
-    """Write the adapters in `path` as a new file in `format` or, for peft's format, as a new folder.
+    """Convert the adapters stored at `path` to `format`, and write them to a new file or, for peft, to a new folder.
 
     Return the number of layers with adapters.
 
     family: see `convert_adapters`.
-    Raises ConfigError if the target exists or lacks the suffix of safetensors files. Also raises the same errors as
-    `convert_adapters`.
+    Raises ConfigError if the target exists, or if its name does not match the format: only the name of a file ends with
+    .safetensors. Also raises the same errors as `convert_adapters`.
     """
     if format != "peft" and target.suffix != SAFETENSORS:
         raise ConfigError(f"-o {target}: must end with {SAFETENSORS} for --format {format}")

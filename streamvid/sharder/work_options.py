@@ -64,7 +64,7 @@ class WorkOptions:
         if self.overwrite and not self.cluster.is_local:
             raise ConfigError(
                 "overwrite=True cannot be combined with work.cluster.task, or with a work.cluster.engine other than "
-                "'local', because tasks do not remove files; omit one of them"
+                "'local', because tasks do not remove files; omit overwrite, or omit the work.cluster option"
             )
 
     @property

@@ -117,7 +117,7 @@ def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def _is_vp8_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a VP8 picture is a key frame, whose first bit is 0 (RFC 6386, 9.1)."""
+    """Return whether a VP8 picture is a key frame, that is, whether its first bit is 0 (RFC 6386, section 9.1)."""
     return not packet[0] & 1
 
 
