@@ -25,8 +25,8 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 class Keep:
     """Shares of clips that a bucket passes on or accepts, among the clips that reach the bucket and can fill it.
 
-    skip: share that moves on to the bucket with the next lower frame count in the class; if None, no clip moves on and no
-        random number is drawn.
+    skip: share that moves on to the bucket with the next lower frame count in the class; if None, no clip moves on and
+        no random number is drawn.
     accept: share of the remaining clips that the bucket accepts; all other clips move on to the next class.
     """
 
