@@ -26,10 +26,17 @@ _BARE = re.compile(
 _WORD = re.compile(r"[^\s'\"`<>|]+")
 #: Text that may precede a location within a word: the dashes of a flag, an equals sign, a comma or a bracket.
 _LEAD = re.compile(r"^-+|[=,(\[{]")
+#: Parameters of presigned URLs that grant access, with their values.
+_SIGNED = re.compile(
+    r"([?&](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|AWSAccessKeyId|GoogleAccessId|sig|"
+    r"(?:access_)?token)=)[^&\s'\"`<>|]+",
+    re.IGNORECASE,
+)
 
 
 def hide_credentials(location: str) -> str:
-    """Return a path or URL, with any user name and password removed."""
+    """Return a path or URL, with any user name and password removed, and without the signature of a presigned URL."""
+    location = _SIGNED.sub(r"\1", location)
     before, at, after = location.rpartition("@")
     if not at or _PORT.match(before):
         return location
@@ -39,7 +46,8 @@ def hide_credentials(location: str) -> str:
 
 
 def hide_all_credentials(text: str) -> str:
-    """Return a message, with user names and passwords removed from all locations that the message quotes."""
+    """Return a message, with user names, passwords and signatures removed from all locations that it quotes."""
+    text = _SIGNED.sub(r"\1", text)
     return _WORD.sub(lambda word: _hide_in_word(word[0]), text) if "@" in text else text
 
 
