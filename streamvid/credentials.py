@@ -14,7 +14,7 @@ _NAME = r"[A-Za-z][A-Za-z0-9+.-]+"
 _STORES = r"(?:s3a?|gcs|gs|az|abfss?|hf|hdfs|oss|cos|https?|ftp|sftp|ssh|smb|file|memory)"
 #: Everything before the user name: `s3://`, `s3:/`, `a::s3://`, `s3;//`, `s3//`, `s3/` (from pathlib), `//` or nothing.
 _START = rf"(?:(?:{_NAME}[:;]+)+[/\\]+|{_STORES}[:;.]+[/\\]*|{_STORES}[/\\]+|[:;.]{{0,2}}(?<!\.)[/\\]+)"
-_AFTER_START = re.compile(rf"({_START})(?:[^/\\:@]+:.|(?<=://)[^/\\:@]+$)", re.IGNORECASE | re.DOTALL)
+_AFTER_START = re.compile(rf"([\s'\"<]*{_START})(?:[^/\\:@]+:.|(?<=://)[^/\\:@]+$)", re.IGNORECASE | re.DOTALL)
 _PORT = re.compile(rf"(?:{_NAME}:+)*https?://[^/:@]+:\d{{2,5}}/", re.IGNORECASE)
 #: Credentials without a scheme. The user name contains a letter, and the secret is not a time. A secret that contains a
 #: slash has at least six characters.

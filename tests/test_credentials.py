@@ -47,6 +47,13 @@ def test_signatures_of_presigned_urls_are_hidden(query: str, quote: str) -> None
         assert hide_credentials(plain) == plain
 
 
+@pytest.mark.parametrize("before", [" ", "\t", "'", '"', "<"])
+def test_a_space_or_a_quote_before_a_location_hides_no_secret_from_the_check(before: str) -> None:
+    with pytest.raises(ConfigError, match="dest="):
+        refuse_credentials("dest", f"{before}s3://KEY:{CANARY}@bucket/ds")
+    assert CANARY not in hide_credentials(f"{before}s3:/KEY:{CANARY}@bucket/ds")
+
+
 @pytest.mark.parametrize("text", ORDINARY)
 @pytest.mark.parametrize("quote", QUOTES)
 def test_other_text_stays_as_it_is(text: str, quote: str) -> None:
