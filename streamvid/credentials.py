@@ -14,7 +14,7 @@ _NAME = r"[A-Za-z][A-Za-z0-9+.-]+"
 _STORES = r"(?:s3a?|gcs|gs|az|abfss?|hf|hdfs|oss|cos|https?|ftp|sftp|ssh|smb|file|memory)"
 #: Everything before the user name: `s3://`, `s3:/`, `a::s3://`, `s3;//`, `s3//`, `s3/` (from pathlib), `//` or nothing.
 _START = rf"(?:(?:{_NAME}[:;]+)+[/\\]+|{_STORES}[:;.]+[/\\]*|{_STORES}[/\\]+|[:;.]{{0,2}}(?<!\.)[/\\]+)"
-_AFTER_START = re.compile(rf"({_START})(?:[^/\\:@]+:.|(?<=://)[^/\\:@]+$)", re.IGNORECASE | re.DOTALL)
+_AFTER_START = re.compile(rf"([\s'\"<]*{_START})(?:[^/\\:@]+:.|(?<=://)[^/\\:@]+$)", re.IGNORECASE | re.DOTALL)
 _PORT = re.compile(rf"(?:{_NAME}:+)*https?://[^/:@]+:\d{{2,5}}/", re.IGNORECASE)
 #: Credentials without a scheme. The user name contains a letter, and the secret is not a time. A secret that contains a
 #: slash has at least six characters.
@@ -26,10 +26,17 @@ _BARE = re.compile(
 _WORD = re.compile(r"[^\s'\"`<>|]+")
 #: Text that may precede a location within a word: the dashes of a flag, an equals sign, a comma or a bracket.
 _LEAD = re.compile(r"^-+|[=,(\[{]")
+#: Parameters of presigned URLs that grant access, with their values.
+_SIGNED = re.compile(
+    r"([?&](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|AWSAccessKeyId|GoogleAccessId|sig|"
+    r"(?:access_)?token)=)[^&\s'\"`<>|]+",
+    re.IGNORECASE,
+)
 
 
 def hide_credentials(location: str) -> str:
-    """Return a path or URL with any user name and password removed."""
+    """Return a path or URL with any user name, password and signature of a presigned URL removed."""
+    location = _SIGNED.sub(r"\1", location)
     before, at, after = location.rpartition("@")
     if not at or _PORT.match(before):
         return location
@@ -39,7 +46,8 @@ def hide_credentials(location: str) -> str:
 
 
 def hide_all_credentials(text: str) -> str:
-    """Return a message with user names and passwords removed from every path and URL that the message quotes."""
+    """Return a message with user names, passwords and signatures removed from every path and URL that it quotes."""
+    text = _SIGNED.sub(r"\1", text)
     return _WORD.sub(lambda word: _hide_in_word(word[0]), text) if "@" in text else text
 
 

@@ -28,6 +28,32 @@ def test_no_location_and_no_message_shows_a_secret(url: str, quote: str) -> None
     assert CANARY not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"X-Amz-Credential={CANARY}%2Fs3&X-Amz-Security-Token={CANARY}&X-Amz-Signature={CANARY}",
+        *(f"AWSAccessKeyId={CANARY}&Expires=1&Signature={CANARY}", f"se=1&sig={CANARY}", f"token={CANARY}"),
+    ],
+)
+@pytest.mark.parametrize("quote", QUOTES)
+def test_signatures_of_presigned_urls_are_hidden(query: str, quote: str) -> None:
+    for url in (f"https://b.example/clip.mp4?{query}", f"s3:/b/clip.mp4?{query}"):
+        assert CANARY not in hide_credentials(url)
+        assert CANARY not in str(StreamvidError(f"cannot read {quote.format(url)}"))
+        with pytest.raises(ConfigError, match="dataset=") as refused:
+            refuse_credentials("dataset", url)
+        assert CANARY not in str(refused.value)
+    for plain in ("https://b.example/clip.mp4?sigma=1&t=2", "what?sig", "a&b=c"):
+        assert hide_credentials(plain) == plain
+
+
+@pytest.mark.parametrize("before", [" ", "\t", "'", '"', "<"])
+def test_a_space_or_a_quote_before_a_location_hides_no_secret_from_the_check(before: str) -> None:
+    with pytest.raises(ConfigError, match="dest="):
+        refuse_credentials("dest", f"{before}s3://KEY:{CANARY}@bucket/ds")
+    assert CANARY not in hide_credentials(f"{before}s3:/KEY:{CANARY}@bucket/ds")
+
+
 @pytest.mark.parametrize("text", ORDINARY)
 @pytest.mark.parametrize("quote", QUOTES)
 def test_other_text_stays_as_it_is(text: str, quote: str) -> None:
@@ -38,6 +64,6 @@ def test_other_text_stays_as_it_is(text: str, quote: str) -> None:
 
 @given(st.text("ab1:/@. \\='-", max_size=40))
 def test_a_message_is_cleaned_once(text: str) -> None:
-    """Any text is accepted, and text without an "@" is never changed."""
+    """Any text is accepted, and text without an "@" or a signature is never changed."""
     assert "@" in text or hide_all_credentials(text) == hide_credentials(text) == text
     assert len(hide_all_credentials(text)) <= len(text)

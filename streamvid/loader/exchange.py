@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _END_OF_EPOCH = -1
 _ABSENT = "absent"
+_FOLLOW = "schedule.follow"
 _NUM_VALUES_NAMED = 4
 SHOWN_LENGTH = 160  # maximum number of characters of a value in an error message
 _MASK = (1 << 64) - 1
@@ -59,8 +60,8 @@ def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> lis
 
     group = groups.process_group or dist.group.WORLD
     assert group is not None
-    told = [json.loads(text) for text in _gather_bytes(json.dumps([world.rank, value]).encode(), group)]
-    return [(int(rank), theirs) for rank, theirs in told]
+    told = _gather_json({"rank": world.rank, "value": value}, group, follows=True)
+    return [(int(one["rank"]), one["value"]) for one in told]
 
 
 def check_equal_on_all_ranks(
@@ -88,15 +89,36 @@ def check_equal_on_all_ranks(
     group = group or dist.group.WORLD
     assert group is not None
     mine = {"rank": world.rank, "identity": {"num_ranks": world.num_ranks, **identity}}
-    told = [json.loads(text) for text in _gather_bytes(json.dumps(mine).encode(), group, timeout_seconds)]
+    told = _gather_json(mine, group, follows=False, timeout_seconds=timeout_seconds)
     processes = dist.get_process_group_ranks(group)
-    differing = _differing(dict(zip(processes, (one["identity"] for one in told), strict=True)))
+    _require_equal(dict(zip(processes, (one["identity"] for one in told), strict=True)))
+    _check_ranks(dict(zip(processes, (one["rank"] for one in told), strict=True)), world.num_ranks, processes_per_rank)
+
+
+def _gather_json(
+    mine: Mapping[str, Any], group: ProcessGroup, *, follows: bool, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+) -> list[dict[str, Any]]:
+    """Return the messages of all members, in group order.
+
+    follows: True for the exchange of versions, which precedes the comparison of plans only with `schedule.follow`.
+        Raises ConfigError if another member is in the other exchange.
+    """
+    import torch.distributed as dist
+
+    payload = json.dumps({_FOLLOW: follows, "message": mine}).encode()
+    told = [json.loads(text) for text in _gather_bytes(payload, group, timeout_seconds)]
+    processes = dist.get_process_group_ranks(group)
+    _require_equal({process: {_FOLLOW: one[_FOLLOW]} for process, one in zip(processes, told, strict=True)})
+    return [one["message"] for one in told]
+
+
+def _require_equal(identities: Mapping[int, Mapping[str, Any]]) -> None:
+    differing = _differing(identities)
     if differing:
         raise ConfigError(
             f"the loaders of the processes differ: {'; '.join(differing)}. Give every process the same arguments, "
             "dataset and state"
         )
-    _check_ranks(dict(zip(processes, (one["rank"] for one in told), strict=True)), world.num_ranks, processes_per_rank)
 
 
 def _differing(identities: Mapping[int, Mapping[str, Any]]) -> list[str]:

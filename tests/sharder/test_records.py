@@ -275,6 +275,14 @@ KOALA = "['0:00:25.525', '0:00:30.530']"
         {"Start_timestamp": "00:00:01.500", "End_timestamp": "00:00:04.000"},  # InternVid
         *({"t_start": 0, "t_end": 2}, {"span_start": 0, "span_end": 2}, {"onset": 0, "offset": 2.5}),
         *({"ss": "0:01", "to": "0:02"}, {"caption_start": 1, "caption_end": 2.5}, {"clips": "[[0.5, 2.0], [2, 3]]"}),
+        *({"start_time": 10, "duration": 2.5}, {"start_time": 1, "length": 2.5}, {"first_frame": 0, "last_frame": 20}),
+        *({"tstart": "0:01", "tend": "0:02"}, {"since": 1, "until": 2}, {"start_time": 1, "end_sec": 2}),
+        *({"timestamp": "0.5, 2.0"}, {"span": "1 3.5"}, {"ts": "0:00:00.5-0:00:02"}, {"part": KOALA}),
+        *(
+            {"period": f"[{KOALA}]"},
+            {"frames": '{"start": 0.5, "end": 2}'},
+            {"cut_at": "00:00:01,000 --> 00:00:04,000"},
+        ),
     ],
 )
 def test_time_ranges_are_refused_unless_whole_files_are_wanted(tmp_path: Path, columns: dict[str, Any]) -> None:
@@ -366,6 +374,8 @@ def test_time_columns_must_exist(tmp_path: Path) -> None:
         ),
         *({"from": "Paris", "to": "Rome"}, {"in": 3, "out": 1}, {"span": 4}, {"range": "a-b"}, {"time": "2020-01-02"}),
         *({"clips": "['a.mp4', 'b.mp4']"}, {"scene": "a park"}, {"mood_start": "sad", "mood_end": "glad"}),
+        *({"size": "[640, 800]"}, {"shape": "16:9"}, {"boxes": "[[1, 2, 3, 4]]"}, {"daytime": "12:30:15"}),
+        *({"length": 12.5, "fps": 25}, {"first_name": "Ann", "last_name": "Lee"}, {"crop": '{"left": 1, "right": 2}'}),
     ],
 )
 def test_other_columns_about_time_are_not_ranges(tmp_path: Path, columns: dict[str, Any]) -> None:

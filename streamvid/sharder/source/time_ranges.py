@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import chain, product
 from typing import Any
 
@@ -23,8 +24,10 @@ from streamvid.dataset.tabular.table import MetadataTable
 from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import Rejected, SourceError
 
-_STARTS = ("start", "begin", "from", "in", "t0", "onset", "ss")
-_ENDS = ("end", "stop", "finish", "to", "out", "t1", "offset", "duration")
+_STARTS = ("start", "begin", "beg", "from", "since", "in", "first", "t0", "onset", "ss")
+_ENDS = ("end", "stop", "finish", "to", "until", "out", "last", "t1", "offset", "duration", "length")
+_DURATIONS = {"duration", "length"}
+_GLUED = re.compile(r"(?<![a-z0-9])(t|time|frame|clip)(start|begin|end|stop)(?![a-z0-9])")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
 """Pairs of words that denote time ranges regardless of the values, if the column names contain no unusual words."""
 _USUAL = {"clip", "segment", "scene", "shot", "span", "time", "timestamp", "t", "frame", "frames", "idx", "index"}
@@ -35,7 +38,8 @@ _PARTS = re.compile(r"(?:clip|cut|scene|shot|event|moment)s?(?:_(?:times?|timest
 #: Text of a list with at least two items. Dates and single times do not match, because they are not ranges.
 _LIST = re.compile(r"^\s*[\[({].*,.*[\])}]\s*$", re.DOTALL)
 _CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{1,9})?)")
-_TEXT_RANGE = re.compile(r"\s*([\d:.,]+)\s*(?:-+>?|[–—~]|to)\s*([\d:.,]+)\s*")
+_TEXT_RANGE = re.compile(r"\s*([\d:.,]+)(?:\s*(?:-+>?|[–—~,;|]|to)\s*|\s+)([\d:.,]+)\s*")
+_MINUTES = re.compile(r"\d:\d\d(?!\d)")
 _MAX_LIST_CHARS = 2**20
 _NUM_CELLS = 1000  # number of rows to read when recognizing times
 _REMEDY = (
@@ -176,45 +180,57 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
     names = {_plain(name): name for name in table.names if name not in used}
     for first, last, is_certain in _pairs_of(names):
         pair = (names[first], names[last])
-        if is_certain or _most_cells(table, pair, _are_times):
+        if is_certain or _most_cells(table, pair, partial(_are_times, has_duration=_is_duration(last))):
             raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} seem to contain time ranges, so {_REMEDY}")
     for plain, name in names.items():
         is_range = _RANGES.fullmatch(plain) and _most_cells(table, (name,), lambda cells: _is_range(cells[0]))
-        if is_range or (_PARTS.fullmatch(plain) and _most_cells(table, (name,), _are_times)):
+        test = _are_times if _PARTS.fullmatch(plain) else _are_clear
+        if is_range or _most_cells(table, (name,), test):
             raise SourceError(f"column {name!r} seems to contain time ranges, so {_REMEDY}")
 
 
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield (start, end, is_certain) for each pair of names that differ only in one word, such as start and end.
+    """Yield (start, end, is_certain) for each pair of names that differ in one word, such as start and end.
 
+    Apart from that word, the names are equal or consist of usual words (start_time and duration).
     is_certain: True if such names always denote time ranges; False if only the values can show whether they do.
     """
     words_of = {name: name.split("_") for name in names}
     for first, last in sorted(product(_STARTS, _ENDS), key=lambda pair: pair not in _CERTAIN):
-        for name, words in words_of.items():
-            if first in words:
-                place = words.index(first)
-                rest = (words[:place], words[place + 1 :])
-                other = "_".join([*rest[0], last, *rest[1]])
-                if other in words_of:
-                    yield name, other, (first, last) in _CERTAIN and _USUAL.issuperset(chain(*rest))
+        starts, ends = ({name: words for name, words in words_of.items() if word in words} for word in (first, last))
+        for (name, words), (other, others) in product(starts.items(), ends.items()):
+            rests = _without(first, words), _without(last, others)
+            is_equal, is_usual = rests[0] == rests[1], _USUAL.issuperset(chain(*rests))
+            if is_equal or is_usual:
+                yield name, other, (first, last) in _CERTAIN and is_equal and is_usual
 
 
-def _are_times(cells: Sequence[object]) -> bool:
+def _without(word: str, words: Sequence[str]) -> list[str]:
+    place = words.index(word)
+    return [*words[:place], *words[place + 1 :]]
+
+
+def _are_times(cells: Sequence[object], has_duration: bool = False) -> bool:
     try:
-        return bool(parse_ranges(cells))
+        return bool(parse_ranges(cells, has_duration))
     except Rejected:
         return False
 
 
+def _are_clear(cells: Sequence[object]) -> bool:
+    """Return True if a cell can only be a range, whatever its column is called: "0:00-0:02.5" or a start and an end."""
+    text = str(cells[0])
+    return ("{" in text or len(_MINUTES.findall(text)) > 1) and _are_times(cells)
+
+
 def _is_duration(plain: str) -> bool:
-    return "duration" in plain.split("_")
+    return not _DURATIONS.isdisjoint(plain.split("_"))
 
 
 def _plain(name: str) -> str:
     """Return a column's name in lower case with underscores. For example, "startTime" becomes "start_time"."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
-    return re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip()).lower()
+    return re.sub(r"[^a-z0-9]+", "_", _GLUED.sub(r"\1_\2", words)).strip("_")
 
 
 def _most_cells(table: MetadataTable, names: Sequence[str], test: Callable[[Sequence[object]], bool]) -> bool:
