@@ -31,6 +31,7 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
     if not hasattr(kind, "from_single_file"):
         raise ConfigError(f"diffusers cannot read {kind.__name__} from a single file; use the folder of the model")
     state = _plain(read_state([file]), f"{config.name}.")
+    _require_no_adapters(state, file)
     _require_floats(state, file)
     with quiet():
         try:
@@ -41,12 +42,18 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
                 f"cannot load {file} as {kind.__name__} with {config / 'config.json'}: {type(error).__name__}: "
                 f"{reason}; {_SAME}"
             ) from error
+    require_complete(module, file, "use a file and a folder of the same model")
+    return _cast(module, dtype).eval()
+
+
+def require_complete(module: nn.Module, source: Path, remedy: str) -> None:
+    """Raise ConfigError if diffusers found no weights for some parameters of a model.
+
+    source: file or folder that the model was read from.
+    """
     lacking = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     if lacking:
-        raise ConfigError(
-            f"{file} lacks the tensors {some(lacking)} of {kind.__name__}; use a file and a folder of the same model"
-        )
-    return _cast(module, dtype).eval()
+        raise ConfigError(f"{source} lacks the tensors {some(lacking)} of {type(module).__name__}; {remedy}")
 
 
 def single_file_remedy(file: str) -> str:
@@ -62,6 +69,14 @@ def _plain(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     if not all(name.startswith(prefix) for name in state):
         return state
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+def _require_no_adapters(state: dict[str, Tensor], file: Path) -> None:
+    if any(".lora_" in name for name in state):
+        raise ConfigError(
+            f"{file} contains adapters (LoRA), not the weights of a model; omit model.args.transformer, and start from "
+            f"these adapters with --lora and --set model.lora.checkpoint={file}"
+        )
 
 
 def _require_floats(state: dict[str, Tensor], file: Path) -> None:
