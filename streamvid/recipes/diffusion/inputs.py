@@ -60,14 +60,15 @@ def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
 def image_inputs(batch: Batch, name: str, like: Tensor) -> Tensor | None:
     """Return reference images with values in -1..1, (B, 3, N, H, W), or None without this input.
 
-    Raises ConfigError if a sample has fewer images than others.
+    Raises ConfigError if a sample lacks an image.
     """
     if not _has(batch, name):
         return None
     if not bool(_present(batch, name, is_all=True).all()):
         raise ConfigError(
-            f"a sample has fewer images of the conditioning input {name} than others, but all samples need the same "
-            f"number; shard with --media image:{name}=COLUMN, without a question mark, and with lists of equal lengths"
+            f"a sample lacks images of the conditioning input {name}, but all samples need the same number; shard with "
+            f"--media image:{name}=COLUMN, without a question mark, and with lists of equal lengths, or omit {name} "
+            "from data.extra_inputs to train without it"
         )
     values = batch.normalized(torch.float32, medium=name)
     if values.ndim == 6:

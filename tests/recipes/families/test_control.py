@@ -96,7 +96,7 @@ def test_inputs_that_do_not_fit_name_the_remedy(tmp_path: Path, caplog: pytest.L
         module.encode(with_media(control=pixels(1, 3, 1, 32, 48, seed=1)))
     lacking = with_media(reference=pixels(1, 2, 3, 1, 32, 48, seed=1))
     lacking = lacking.with_fields({"media_present": {"reference": torch.tensor([[True, False]])}})
-    with pytest.raises(ConfigError, match="fewer images of the conditioning input reference"):
+    with pytest.raises(ConfigError, match="lacks images of the conditioning input reference"):
         module.encode(lacking)
     with caplog.at_level(logging.WARNING):
         module.encode(make_batch(SIZE))
