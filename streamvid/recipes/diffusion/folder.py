@@ -69,8 +69,10 @@ class ModelFolder:
         if file is not None:
             self._require(name)
             return read_single_file(_class(found), Path(file).expanduser(), self.root / name, dtype)
-        module: nn.Module = self._from_pretrained(_class(found), name, torch_dtype=dtype, use_safetensors=True)
-        require_complete(module, self.root / name, _AGAIN)
+        settings = {"torch_dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+        module: nn.Module
+        module, info = self._from_pretrained(_class(found), name, **settings)
+        require_complete(module, self.root / name, _AGAIN, info["missing_keys"])
         return module.eval()
 
     def tokenizer(self, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,13 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
     return _cast(module, dtype).eval()
 
 
-def require_complete(module: nn.Module, source: Path, remedy: str) -> None:
-    """Raise ConfigError if diffusers found no weights for some parameters of a model.
+def require_complete(module: nn.Module, source: Path, remedy: str, missing: Collection[str] = ()) -> None:
+    """Raise ConfigError if no weights were found for some parameters of a model.
 
     source: file or folder that the model was read from.
+    missing: names of the tensors that the library did not find and filled with random numbers.
     """
-    lacking = [name for name, parameter in module.named_parameters() if parameter.is_meta]
+    lacking = [name for name, one in module.named_parameters() if one.is_meta or name in missing]
     if lacking:
         raise ConfigError(f"{source} lacks the tensors {some(lacking)} of {type(module).__name__}; {remedy}")
 
