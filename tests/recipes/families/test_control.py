@@ -142,3 +142,12 @@ def test_a_control_video_of_cogvideox_is_what_its_pipeline_encodes(tmp_path: Pat
     expected = (out - scheduler.get_velocity(clean, noise, step)).double().square().mean()
     torch.testing.assert_close(module(ready)["loss"][0].double(), expected, rtol=1e-5, atol=0)
     assert module.sample(ready).shape == (1, 3, *size)
+
+
+def test_a_batch_without_captions_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module = built("wan2.1", tmp_path)
+    module.encode(make_batch(SIZE, ("a red bike", "")))
+    assert "caption" not in caplog.text
+    for _ in range(2):
+        module.encode(make_batch(SIZE, ("", "")))
+    assert caplog.text.count("no sample of a batch has a caption (0-0, 0-1)") == 1
