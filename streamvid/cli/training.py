@@ -95,6 +95,9 @@ def _exit_code(result: TrainResult | EncodeResult) -> int:
 
 def _print_trained(result: TrainResult) -> None:
     if result.stopped_by is not None:
+        if result.step == 0:
+            click.echo(f"stopped by {result.stopped_by.name} before the first step; run the same command again")
+            return
         click.echo(
             f"stopped by {result.stopped_by.name} after step {result.step} of {result.num_steps}; checkpoint saved"
         )

@@ -54,13 +54,15 @@ def report_plan(plan: AnyPlan, num_buckets: int) -> None:
         )
     starved = [row for row in plan.starved if row.num_available]  # an epoch may draw no samples of a bucket
     if starved:
+        shares = plan.options.sync == "cost"
+        sharing = "" if shares else ", or set sync='cost' to let buckets of similar cost share steps"
         _log.warning(
             "%d of %d buckets have no step in this epoch, because they have fewer samples than a step needs: %s. "
-            "Lower their batch_size, use fewer ranks, set tail='pad' or tail='shrink', or set sync='cost' to let "
-            "buckets of similar cost share steps",
+            "Lower their batch_size, use fewer ranks, or set tail='pad' or tail='shrink'%s",
             len(starved),
             num_buckets,
             _named(starved, plan.cursor.epoch),
+            sharing,
         )
     if not plan.num_steps_left and not plan.cursor.phase:
         _log.warning(

@@ -80,7 +80,7 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
         sources.append(WeightSource(files, child, written))
     for spec in filter(None, (part.strip() for part in config.id_with_origin_paths.split(","))):
         sources.append(WeightSource(tuple(_of_origin(spec, config, problems)), None, (spec,)))
-    problems += [problem for source in sources for file in source.files if (problem := _problem_of(file))]
+    problems += [problem for source in sources for file in source.files if (problem := problem_of(file))]
     if problems:
         lines = list(dict.fromkeys(problems))
         raise ConfigError(f"weight files: {lines[0]}" if len(lines) == 1 else "\n  - ".join(["weight files:", *lines]))
@@ -224,7 +224,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
     return tuple(kept)
 
 
-def _problem_of(file: Path) -> str | None:
+def problem_of(file: Path) -> str | None:
     """Return a description of the problem with an existing file, or None if the size and the header are valid."""
     if file.stat().st_size == 0:
         return f"{file} is empty; download or copy the file again"

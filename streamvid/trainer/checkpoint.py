@@ -17,6 +17,7 @@ import importlib.metadata
 import itertools
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from streamvid.config import dump_config
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.errors import ConfigError, StateError
 from streamvid.modules import saving
 from streamvid.modules.encoding import digest_tensors, portable
@@ -43,7 +45,8 @@ _log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _WEIGHTS = re.compile(r"((?:step|epoch)-[0-9]+)(?:\..*)?")
-_FROZEN = "digest of the frozen weights of "
+_DIGEST = "digest of the "
+_FROZEN = f"{_DIGEST}frozen weights of "
 _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "numpy")
 
 
@@ -74,7 +77,7 @@ class Checkpoints:
         """Record the names and shapes of trained tensors and the digests of frozen weights for later comparison."""
         shapes = {name: list(tensor.shape) for name, tensor in saving.changing(module).items()}
         digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
-        self._made_of["digest of the names and shapes of trained tensors"] = digest
+        self._made_of[f"{_DIGEST}names and shapes of trained tensors"] = digest
         for name, child in module.named_children():
             frozen = {key: one for key, one in child.state_dict().items() if f"{name}.{key}" not in shapes}
             if frozen and not any(key.endswith("_fp8") for key in frozen):  # FP8 storage may begin at any step
@@ -82,7 +85,12 @@ class Checkpoints:
 
     def describe(self) -> None:
         """Write the effective configuration and the package versions."""
-        self.config.output.mkdir(parents=True, exist_ok=True)
+        try:
+            self.config.output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot create output {self.config.output}: {error.strerror}; choose another folder"
+            ) from error
         (self.config.output / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
         installed = {one.name: one.version for one in importlib.metadata.distributions()}
         _write_json(self.config.output / "versions.json", {name: installed.get(name) for name in _PACKAGES})
@@ -174,16 +182,23 @@ class Checkpoints:
         different = _differences(self._made_of, saved["model"])
         if different:
             raise StateError(
-                f"checkpoint {folder} does not match this run: {', '.join(different)}; use the checkpoint's values, or "
-                "another output folder"
+                f"checkpoint {folder} does not match this run: {', '.join(different)}; use the checkpoint's values "
+                "and weights, or another output folder"
             )
         try:
             self.accelerator.load_state(str(folder), **({"load_module_strict": False} if self._has_zero else {}))
             _check_random_states(folder / f"random_states_{self.accelerator.process_index}.pkl")
         except Exception as error:  # torch, safetensors and DeepSpeed have no error class in common
-            raise StateError(f"cannot read checkpoint {folder}: {error}; resume from another checkpoint") from error
+            raise StateError(f"cannot read checkpoint {folder}: {error}; {_earlier(folder)}") from error
         self.accelerator.step = 0  # it counts batches, but the number of batches per step may have changed
-        loader.load_state_dict(_read_json(folder / "loader.json"))
+        state = _read_json(folder / "loader.json")
+        try:
+            loader.load_state_dict(state)
+        except StateError as error:
+            raise StateError(
+                f"checkpoint {folder} does not match the data of this run; use the checkpoint's options, or another "
+                f"output folder. Loader: {error}"
+            ) from error
         _log.info("resumed %s", folder)
         # Counts are summed over the ranks, whose number may have changed.
         if not self.accelerator.is_main_process:
@@ -201,6 +216,20 @@ class Checkpoints:
             old = list(saves.values())[: -self.config.checkpoints.keep_weights]
             for path in itertools.chain.from_iterable(old):
                 saving.remove(path)
+
+
+def require_output(output: Path) -> None:
+    """Raise ConfigError if a run cannot write to `output`. Nothing is created."""
+    place = next(one for one in (output.absolute(), *output.absolute().parents) if os.path.lexists(one))
+    reason = None
+    if not place.is_dir():
+        reason = f"{place} is not a folder"
+    elif not os.access(place, os.W_OK | os.X_OK):
+        reason = f"{place} cannot be written to"
+    elif (output / MANIFEST).is_file():
+        reason = "it contains a dataset or features"
+    if reason is not None:
+        raise ConfigError(f"output {output} cannot be the folder of a run: {reason}; choose another folder")
 
 
 def _check_random_states(path: Path) -> None:
@@ -237,7 +266,13 @@ def _differences(here: dict[str, object], there: dict[str, object]) -> list[str]
     # A frozen part may be absent on one side, such as an encoder if its features are precomputed.
     keys = [key for key in here | there if not key.startswith(_FROZEN) or (key in here and key in there)]
     pairs = [(key, here.get(key, "not set"), there.get(key, "not set")) for key in keys]
-    return [f"{key} is {now}, but {before} in the checkpoint" for key, now, before in pairs if now != before]
+    return [
+        f"the {key.removeprefix(_DIGEST)} differ"
+        if key.startswith(_DIGEST)
+        else f"{key} is {now}, but {before} in the checkpoint"
+        for key, now, before in pairs
+        if now != before
+    ]
 
 
 def _made_of(config: TrainConfig) -> dict[str, object]:
@@ -280,7 +315,11 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise StateError(f"cannot read checkpoint file {path}: {reason}; resume from another checkpoint") from error
+        raise StateError(f"cannot read checkpoint file {path}: {reason}; {_earlier(path.parent)}") from error
+
+
+def _earlier(folder: Path) -> str:
+    return f"remove the folder {folder} to resume from the checkpoint before it, if there is one, or to start again"
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

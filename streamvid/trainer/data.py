@@ -215,14 +215,14 @@ def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]
         options |= {"features": features, "output": replace(options["output"], audio=None)}
     # By their URLs, so that a run can resume in the version of its state, or follow newer ones.
     datasets = config.data.dataset if "features" not in options else sources
-    # Padded, so that even a held-out split of a few samples fills a step on every rank. Batches are read once,
-    # so there is no prefetch.
+    # Shrunk, so that even a held-out split of a few samples has a step on every rank, with at most one repeat per
+    # rank. Batches are read once, so there is no prefetch.
     held_out = options | {
         "split": config.eval.split,
         "num_workers": 0,
         "output": without_ledger(options),
         "limits": replace(options_of(LimitOptions, options.get("limits"), "data.loader.limits"), prefetch_bytes=0),
-        "tail": "pad",
+        "tail": "shrink",
         "schedule": replace(options_of(ScheduleOptions, options.get("schedule"), "data.loader.schedule"), follow=False),
     }
     with_split = _with_split(config, sources)

@@ -29,9 +29,13 @@ _GLOO_SECONDS = 0.5
 
 @dataclass
 class StopRequest:
-    """First signal that asked this process to stop, if any."""
+    """First signal that asked this process to stop, if any.
+
+    has_progress: False if there is nothing to save yet, so that Ctrl-C takes effect immediately.
+    """
 
     signal_number: int | None = None
+    has_progress: bool = True
 
 
 @contextmanager
@@ -43,7 +47,7 @@ def stop_requests() -> Iterator[StopRequest]:
     request = StopRequest()
 
     def note(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and request.signal_number == signal.SIGINT:
+        if number == signal.SIGINT and (request.signal_number == signal.SIGINT or not request.has_progress):
             raise KeyboardInterrupt
         request.signal_number = request.signal_number or number
 

@@ -19,7 +19,7 @@ from streamvid.modules.build import build_module
 from streamvid.modules.optimizer import Ema, build_optimizer
 from streamvid.modules.summary import format_table, summarize
 from streamvid.plan.hashing import hash64
-from streamvid.trainer.checkpoint import Checkpoints, TrainProgress
+from streamvid.trainer.checkpoint import Checkpoints, TrainProgress, require_output
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import BatchClock, Batches, check_features, open_loaders
 from streamvid.trainer.evaluate import evaluate, prompted, require_sampling, save_samples
@@ -80,6 +80,7 @@ class Run:
         self.accelerator = accelerator = stack.enter_context(accelerating(config))
         self.is_main: bool = accelerator.is_main_process
         self.checkpoints = Checkpoints(config, accelerator)
+        require_output(config.output)
         folder = self.checkpoints.find()
         # No rank may write before every rank has checked.
         accelerator.wait_for_everyone()
@@ -87,6 +88,8 @@ class Run:
         opens_data = loader is None
         if loader is None:
             loader, eval_loader = stack.enter_context(open_loaders(config))
+        if folder is None:
+            _require_steps(config, loader)
         if module is None:
             recompute = checkpoint_function(accelerator)
             module = build_module(config.model, task=config.task, seed=config.seed, checkpoint_function=recompute)
@@ -270,3 +273,14 @@ class Run:
     @staticmethod
     def is_due(step: int, *every: int | None) -> bool:
         return any(number is not None and step % number == 0 for number in every)
+
+
+def _require_steps(config: TrainConfig, loader: Batches) -> None:
+    """Raise ConfigError if a new run would end before its first step."""
+    epochs = config.num_epochs or 1
+    if config.max_steps is None and loader.num_steps(epochs) < config.data.accumulate:
+        raise ConfigError(
+            f"num_epochs={epochs}: the run would have no step, because no bucket has enough samples for a step of all "
+            "ranks; lower data.batch_size, data.max_tokens_per_batch or data.accumulate, or set num_epochs or "
+            "max_steps to a higher number"
+        )

@@ -51,12 +51,14 @@ def train(
     loader, eval_loader: loaders to use instead of `config.data`; the caller closes them. With a loader but no
         eval_loader, the run trains without evaluation.
     module: training module to use instead of `config.model`.
-    Ctrl-C, SIGTERM and SIGUSR1 end the run after the current step, with a checkpoint.
+    Ctrl-C, SIGTERM and SIGUSR1 end the run after the current step, with a checkpoint. Before the first step, Ctrl-C
+    raises KeyboardInterrupt.
     Raises ConfigError for an invalid configuration or task "sft:data_process", StateError for a checkpoint that does
     not match the run, StreamvidError if the loss is no longer finite, and the loader's errors.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
+        stop.has_progress = False
         run = Run(config, stack, module, loader, eval_loader)
         stack.callback(run.accelerator.end_training)
         return _loop(run, stop)
@@ -65,8 +67,9 @@ def train(
 def _loop(run: Run, stop: StopRequest) -> TrainResult:
     config, progress = run.config, run.progress
     saved = progress
-    if progress.step == 0:
+    if progress.step == 0 and not run.any_rank(stop.signal_number is not None):
         run.report(progress)
+    stop.has_progress = True
     clock = BatchClock(run.loader)
     columns = (*ProgressBar.get_default_columns(), MofNCompleteColumn())
     is_shown = run.is_main and sys.stderr.isatty()

@@ -64,11 +64,13 @@ def test_a_missing_dataset_is_exit_code_1_and_leaves_no_output(tmp_path: Path) -
 
 
 def test_an_output_that_is_a_file_is_one_line(tiny: Tiny, tmp_path: Path) -> None:
-    """As a full disk is: what the system says of it, and no traceback."""
+    """Before the model is built, without a traceback."""
     (tmp_path / "run").write_text("mine")
     done = run_train(tiny.dataset, tmp_path / "run", "max_steps=1")
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: ")
-    assert str(tmp_path / "run") in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: output ")
+    assert (
+        f"{tmp_path / 'run'} is not a folder; choose another folder" in done.stderr and "Traceback" not in done.stderr
+    )
     assert (tmp_path / "run").read_text() == "mine"
 
 

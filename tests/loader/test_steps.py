@@ -200,6 +200,10 @@ def test_what_gets_no_step_is_named_with_remedies(uneven: Path, caplog: Any) -> 
     caplog.clear()
     with streamvid.VideoLoader(uneven, batch_size=20, num_workers=0, num_epochs=None):
         assert "epoch 0 has no step" in caplog.text and "lower batch_size or accumulate" in caplog.text
+    assert "set sync='cost'" in caplog.text
+    caplog.clear()
+    with streamvid.VideoLoader(uneven, batch_size=20, num_workers=0, num_epochs=None, sync="cost"):
+        assert "have no step in this epoch" in caplog.text and "set sync='cost'" not in caplog.text
 
 
 def test_the_state_of_a_loader_is_small(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_the_command_trains_and_names_mistakes(dataset: Path, tmp_path: Path) ->
 def test_a_dataset_that_grew_is_not_resumed_as_if_it_had_not(dataset: Path, tmp_path: Path) -> None:
     train(config_of(dataset, tmp_path / "run", 2))
     other = build_dataset(tmp_path / "other", {SMALL: [4, 4], TALL: [3]})
-    with pytest.raises(StateError, match="does not belong to this loader"):
+    with pytest.raises(StateError, match="run/state/step-2 does not match the data of this run; .* another output"):
         train(config_of(other, tmp_path / "run", 4))
 
 
@@ -66,6 +66,14 @@ def test_a_missing_batch_size_is_named(dataset: Path, tmp_path: Path) -> None:
     config = train_config(str(dataset), tmp_path / "run", {"max_steps": 1})
     with pytest.raises(ConfigError, match="batch_size"):
         train(config)
+
+
+def test_a_run_without_a_step_is_refused(dataset: Path, tmp_path: Path) -> None:
+    """An epoch that carries all of its samples leaves nothing to save."""
+    config = changed(config_of(dataset, tmp_path / "run", 1), {"max_steps": None, "data.batch_size": 100})
+    with pytest.raises(ConfigError, match=r"num_epochs=1: the run would have no step.*data\.max_tokens_per_batch"):
+        train(config)
+    assert not (tmp_path / "run").exists()
 
 
 def test_clips_that_are_trained_on_are_held_out_only_if_asked(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +25,8 @@ from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import CheckpointConfig, EvalConfig, OptimizerConfig
 from streamvid.trainer.encode import encode
 from streamvid.trainer.metrics import BucketLoss, RankReport, merge_reports
+from streamvid.trainer.preflight.check import check
+from streamvid.trainer.preflight.profile import profile
 from tests.loader.conftest import SMALL, build_dataset
 from tests.trainer.configs import changed
 from tests.trainer.modules import UserTraining
@@ -117,6 +121,63 @@ def test_noise_of_an_evaluation_is_the_same_each_time(dataset: Path, tmp_path: P
     }
     lines = told(dataset, tmp_path / "run", lambda _, loss: loss + torch.randn(len(loss)), changes)
     assert len({line["eval_loss"] for line in lines}) == 1
+
+
+def test_held_out_clips_are_not_repeated_to_fill_a_batch(dataset: Path, tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Sizing(UserTraining):
+        def validate(self, batch: Any) -> Any:
+            sizes.append(len(batch.sample_keys))
+            return super().forward(batch)
+
+    evaluation = EvalConfig(steps=1, num_batches=3, split="train")
+    train(
+        config_of(
+            dataset,
+            tmp_path / "run",
+            {"max_steps": 1, "data.batch_size": 3, "eval": evaluation},
+        ),
+        module=Sizing(),
+    )
+    assert sizes == [3, 3, 1] * 2
+
+
+def interrupting() -> UserTraining:
+    os.kill(os.getpid(), signal.SIGINT)
+    return UserTraining()
+
+
+def terminating() -> UserTraining:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return UserTraining()
+
+
+def test_a_signal_before_the_first_step_ends_the_run_without_a_checkpoint(dataset: Path, tmp_path: Path) -> None:
+    """STOP-1: Ctrl-C at once, because a large model takes minutes to load."""
+    model = ModelConfig(factory="tests.trainer.test_hard:interrupting")
+    with pytest.raises(KeyboardInterrupt):
+        trained(dataset, tmp_path / "run", {"model": model})
+    assert not (tmp_path / "run").exists()
+    model = ModelConfig(factory="tests.trainer.test_hard:terminating")
+    evaluation = EvalConfig(steps=1, num_batches=1, split="train")
+    done = train(config_of(dataset, tmp_path / "run", {"model": model, "eval": evaluation}))
+    assert (done.step, done.stopped_by, done.eval_loss) == (0, signal.SIGTERM, None)
+    assert not (tmp_path / "run" / "state").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_a_model_is_built(dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    model = ModelConfig(factory="tests.trainer.modules:none")
+    for output, said in (
+        (tmp_path / "file", "file is not a folder; choose another folder"),
+        (tmp_path / "file" / "run", "file is not a folder; choose another folder"),
+        (dataset, "it contains a dataset or features; choose another folder"),
+    ):
+        config = config_of(dataset, output, {"model": model})
+        for command in (train, check, profile):
+            with pytest.raises(ConfigError, match=said):
+                command(config)
 
 
 def test_the_newest_weights_stay_whatever_they_are_named_by(dataset: Path, tmp_path: Path) -> None:

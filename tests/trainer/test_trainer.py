@@ -213,7 +213,7 @@ def test_damaged_random_states_end_a_resume(tmp_path: Path, frames: Tensor, dama
     train(config_of(tmp_path, {"max_steps": 3}), StandInLoader(frames))
     (path,) = (tmp_path / "state" / "step-3").glob("random_states_0.pkl")
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(StateError, match="cannot read checkpoint .*step-3: .*resume from another checkpoint"):
+    with pytest.raises(StateError, match="cannot read checkpoint .*step-3: .*remove the folder .*step-3 to resume"):
         train(config_of(tmp_path), StandInLoader(frames))
 
 

@@ -18,10 +18,12 @@ import torch
 from torch import nn
 
 from streamvid.errors import ConfigError
-from streamvid.recipes.diffusion.single_file import quiet, read_single_file, single_file_remedy
+from streamvid.modules.weight_files import SAFETENSORS, problem_of
+from streamvid.recipes.diffusion.single_file import quiet, read_single_file, require_complete, single_file_remedy
 
 INDEX = "model_index.json"
 _MAX_INDEX_BYTES = 1 << 20
+_AGAIN = "copy or download the model again, with all of its folders and files"
 _PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
@@ -67,7 +69,10 @@ class ModelFolder:
         if file is not None:
             self._require(name)
             return read_single_file(_class(found), Path(file).expanduser(), self.root / name, dtype)
-        module: nn.Module = self._from_pretrained(_class(found), name, torch_dtype=dtype, use_safetensors=True)
+        settings = {"torch_dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+        module: nn.Module
+        module, info = self._from_pretrained(_class(found), name, **settings)
+        require_complete(module, self.root / name, _AGAIN, info["missing_keys"])
         return module.eval()
 
     def tokenizer(self, name: str) -> Any:
@@ -100,9 +105,11 @@ class ModelFolder:
         # Both libraries take a path that does not exist for an id on the Hugging Face Hub.
         if not (self.root / name).is_dir():
             raise ConfigError(
-                f"{self.root} has no folder {name}, which {INDEX} lists as {self.index.get(name)}; copy or download "
-                "the model again, with all of its folders"
+                f"{self.root} has no folder {name}, which {INDEX} lists as {self.index.get(name)}; {_AGAIN}"
             )
+        for file in sorted((self.root / name).glob(f"*{SAFETENSORS}")):
+            if problem := problem_of(file):
+                raise ConfigError(problem)
 
     def _from_pretrained(self, kind: Any, name: str, **settings: Any) -> Any:
         self._require(name)
@@ -110,10 +117,10 @@ class ModelFolder:
             try:
                 return kind.from_pretrained(self.root / name, local_files_only=True, **settings)
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-                reason = " ".join(str(error).split())[:500]
+                reason = " ".join(str(error).split())[:500].removesuffix(".")
                 raise ConfigError(
-                    f"cannot load {self.root / name} as {kind.__name__}: {reason}; use a folder written by "
-                    "save_pretrained in which the weights are stored as safetensors"
+                    f"cannot load {self.root / name} as {kind.__name__}: {reason}; {_AGAIN}, "
+                    "in diffusers' layout and with the weights as safetensors"
                 ) from error
 
 

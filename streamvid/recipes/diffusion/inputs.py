@@ -61,15 +61,15 @@ def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
 def image_inputs(batch: Batch, name: str, like: Tensor) -> Tensor | None:
     """Return reference images (B, 3, N, H, W) with values in -1..1, or None if the batch lacks this input.
 
-    Raises ConfigError if the samples do not all have the same number of images.
+    Raises ConfigError if a sample lacks an image that other samples have.
     """
     if not _has(batch, name):
         return None
     if not bool(_present(batch, name, is_all=True).all()):
         raise ConfigError(
-            f"a sample has fewer images in the conditioning input {name} than another sample, but all samples need the "
-            f"same number; shard with --media image:{name}=COLUMN, without a question mark, and with lists of equal "
-            "lengths"
+            f"a sample lacks images for the conditioning input {name}, but all samples need the same number; shard with "
+            f"--media image:{name}=COLUMN, without a question mark, and with lists of equal lengths, or omit {name} "
+            "from data.extra_inputs to train without it"
         )
     values = batch.normalized(torch.float32, medium=name)
     if values.ndim == 6:

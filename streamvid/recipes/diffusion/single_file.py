@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
     if not hasattr(kind, "from_single_file"):
         raise ConfigError(f"diffusers cannot read {kind.__name__} from a single file; use the model's folder instead")
     state = _plain(read_state([file]), f"{config.name}.")
+    _require_no_adapters(state, file)
     _require_floats(state, file)
     with quiet():
         try:
@@ -41,13 +42,19 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
                 f"cannot load {file} as {kind.__name__} with {config / 'config.json'}: {type(error).__name__}: "
                 f"{reason}; {_SAME}"
             ) from error
-    lacking = [name for name, parameter in module.named_parameters() if parameter.is_meta]
-    if lacking:
-        raise ConfigError(
-            f"{file} lacks the tensors {some(lacking)}, which {kind.__name__} needs; use a file and a folder that "
-            "belong to the same model"
-        )
+    require_complete(module, file, "use a file and a folder that belong to the same model")
     return _cast(module, dtype).eval()
+
+
+def require_complete(module: nn.Module, source: Path, remedy: str, missing: Collection[str] = ()) -> None:
+    """Raise ConfigError if no weights were found for some parameters of a model.
+
+    source: file or folder that the model was read from.
+    missing: names of the tensors that the library did not find and filled with random numbers.
+    """
+    lacking = [name for name, one in module.named_parameters() if one.is_meta or name in missing]
+    if lacking:
+        raise ConfigError(f"{source} lacks the tensors {some(lacking)} of {type(module).__name__}; {remedy}")
 
 
 def single_file_remedy(file: str) -> str:
@@ -63,6 +70,14 @@ def _plain(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     if not all(name.startswith(prefix) for name in state):
         return state
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+def _require_no_adapters(state: dict[str, Tensor], file: Path) -> None:
+    if any(".lora_" in name for name in state):
+        raise ConfigError(
+            f"{file} contains adapters (LoRA), not the weights of a model; omit model.args.transformer, and start from "
+            f"these adapters with --lora and --set model.lora.checkpoint={file}"
+        )
 
 
 def _require_floats(state: dict[str, Tensor], file: Path) -> None:

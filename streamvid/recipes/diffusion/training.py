@@ -58,6 +58,8 @@ class DiffusionTraining(nn.Module):
     MAX_TEXT: ClassVar[str | None] = "max_sequence_length"
     NUM_STEPS: ClassVar[float] = 1000.0
 
+    _has_warned_of_captions = False
+
     encoder_args = ENCODER_ARGS
     transformer: Any
     transformer_2: Any
@@ -138,7 +140,17 @@ class DiffusionTraining(nn.Module):
         self.check_size((video.shape[2], video.shape[3], video.shape[4]), batch.bucket.id)
         found = latent_space.encode_clips(self.vae, video, self.config.posterior, batch.sample_seeds)
         conditions = self.conditions(batch, video)
+        self._warn_without_captions(batch)
         return {"latents": found, **conditions, **self.encode_text(batch.text, conditions.get("first_frame"))}
+
+    def _warn_without_captions(self, batch: Batch) -> None:
+        if not self._has_warned_of_captions and not any(batch.text):
+            self._has_warned_of_captions = True
+            _log.warning(
+                "no sample of a batch has a caption (%s), so the model trains with an empty text; shard with captions: "
+                "a .txt file next to each video, or --metadata FILE",
+                ", ".join(batch.sample_keys[:3]),
+            )
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
         """Return the tensors that the transformer needs in addition to latents and texts.

@@ -95,7 +95,8 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
         batches = trial.batches()
         if not batches:
             raise ConfigError(
-                "no bucket has enough samples for a step; lower data.batch_size, or use a dataset with more samples"
+                "no bucket has enough samples for a step; lower data.batch_size or data.max_tokens_per_batch, or use a "
+                "dataset with more samples"
             )
         _check_sizes(trial, [batch.bucket for batch in batches])
         measured = [measure_encoding(trial, batch) for batch in batches]

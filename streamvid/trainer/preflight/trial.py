@@ -16,6 +16,7 @@ from streamvid.loader.loader import VideoLoader
 from streamvid.modules.build import build_module
 from streamvid.modules.config import ActivationCheckpointingConfig
 from streamvid.modules.optimizer import build_optimizer
+from streamvid.trainer.checkpoint import require_output
 from streamvid.trainer.config import EvalConfig, TrainConfig
 from streamvid.trainer.data import check_features, open_loaders, schedule_of
 from streamvid.trainer.launch import accelerating
@@ -92,6 +93,7 @@ def open_trial(config: TrainConfig, checkpoints_activations: bool | None = None)
     }
     data = replace(config.data, loader=loader)
     config = replace(config, data=data, model=model, eval=EvalConfig(steps=None, num_batches=0))
+    require_output(config.output)
     with ExitStack() as stack:
         accelerator = stack.enter_context(accelerating(config))
         opened, _ = stack.enter_context(open_loaders(config))

@@ -94,7 +94,7 @@ def test_inputs_that_do_not_fit_name_the_remedy(tmp_path: Path, caplog: pytest.L
         module.encode(with_media(control=pixels(1, 3, 1, 32, 48, seed=1)))
     lacking = with_media(reference=pixels(1, 2, 3, 1, 32, 48, seed=1))
     lacking = lacking.with_fields({"media_present": {"reference": torch.tensor([[True, False]])}})
-    with pytest.raises(ConfigError, match="fewer images in the conditioning input reference"):
+    with pytest.raises(ConfigError, match="lacks images for the conditioning input reference"):
         module.encode(lacking)
     with caplog.at_level(logging.WARNING):
         module.encode(make_batch(SIZE))
@@ -139,3 +139,12 @@ def test_a_control_video_of_cogvideox_is_what_its_pipeline_encodes(tmp_path: Pat
     expected = (out - scheduler.get_velocity(clean, noise, step)).double().square().mean()
     torch.testing.assert_close(module(ready)["loss"][0].double(), expected, rtol=1e-5, atol=0)
     assert module.sample(ready).shape == (1, 3, *size)
+
+
+def test_a_batch_without_captions_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module = built("wan2.1", tmp_path)
+    module.encode(make_batch(SIZE, ("a red bike", "")))
+    assert "caption" not in caplog.text
+    for _ in range(2):
+        module.encode(make_batch(SIZE, ("", "")))
+    assert caplog.text.count("no sample of a batch has a caption (0-0, 0-1)") == 1

@@ -77,11 +77,15 @@ def test_other_files_are_refused(other: Any, tmp_path: Path) -> None:
         {**state, "proj_out.weight": state["proj_out.weight"].to(torch.float8_e4m3fn)}, tmp_path / "fp8.safetensors"
     )
     save_file({name: one for name, one in state.items() if "blocks.1." not in name}, tmp_path / "part.safetensors")
+    save_file(
+        {"transformer.blocks.0.attn1.to_q.lora_A.weight": state["proj_out.weight"]}, tmp_path / "lora.safetensors"
+    )
     (tmp_path / "header.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
     for name, said in (
         ("file.pt", "must be a .safetensors file; other formats can run code"),
         ("fp8.safetensors", r"is quantized \(it contains tensors of type float8_e4m3fn\)"),
         ("part.safetensors", "lacks blocks.1.|cannot load"),
+        ("lora.safetensors", r"contains adapters \(LoRA\).*--set model\.lora\.checkpoint="),
         ("header.safetensors", "cannot be read as a safetensors file"),
         ("none.safetensors", "cannot read|cannot be read"),
     ):
