@@ -338,7 +338,7 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, t
     [
         ({"output": {"decode": False}}, "output.decode=False cannot be combined with features"),
         ({"media": ("mask",)}, "media"),
-        ({"columns": ("who",)}, "unknown|not in the dataset"),
+        ({"columns": ("who",)}, "unknown|not a column of the dataset"),
         ({"features": []}, "features has 0 entries, but must have 1: one per dataset"),
         ({"features": [None]}, "None cannot be used with .* a path, a URL or an open Sidecar"),
         ({"features": 3}, "features=3: must be a path"),

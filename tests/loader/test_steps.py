@@ -168,7 +168,7 @@ def test_a_wrong_caption_column_is_named(uneven: Path) -> None:
             {"captions": {"column": "caption"}},
             "^captions.column: 'caption' is not a column of the dataset at .*uneven.*; available: .*text",
         ),
-        ({}, "^columns: 'caption' is not in"),
+        ({}, "^columns: 'caption' is not a column of"),
     ):
         config = streamvid.DatasetConfig(uneven, **options)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=says):
