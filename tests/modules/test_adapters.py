@@ -18,6 +18,7 @@ from streamvid.modules.adapters.convert import convert_adapters, family_of
 from streamvid.modules.adapters.formats import encode_adapters
 from streamvid.modules.adapters.layers import Adapter
 from streamvid.modules.adapters.names import FAMILIES, diffusers_names, dotted, original_names, require_known
+from streamvid.modules.adapters.reading import read_adapters
 from streamvid.modules.config import LoraConfig, LoraFormat
 from streamvid.modules.export import export_adapters
 from streamvid.recipes.registry import RECIPES, Recipe
@@ -284,3 +285,14 @@ def test_files_for_published_models_have_their_layers_and_sizes(listed: dict[str
         shapes = ([rank, inputs], [outputs, rank], [])
         for key, shape in zip(KEYS[format], shapes, strict=False):
             assert list(found[key.replace("LAYER", name)].shape) == shape
+
+
+def test_a_layer_of_another_rank_keeps_its_scale_in_files_without_alpha(tmp_path: Path) -> None:
+    """The format of DiffSynth-Studio multiplies alpha into B, so each layer is read at scale 1."""
+    ranks = {"blocks.0.to_q": 7, "blocks.1.to_q": 4, "blocks.2.to_q": 4}
+    encoded = encode_adapters(
+        {layer: Adapter(torch.ones(rank, 8), torch.ones(8, rank), 2.0) for layer, rank in ranks.items()}, "diffsynth"
+    )
+    save_file(encoded.tensors, tmp_path / "a.safetensors", metadata=encoded.facts)
+    found = read_adapters(tmp_path / "a.safetensors", "checkpoint")
+    assert dict(found.scales) == dict.fromkeys(ranks, 1.0)

@@ -119,10 +119,12 @@ def _config(adapters: Mapping[str, Adapter], dropout: float) -> dict[str, Any]:
 
 def _facts(adapters: Mapping[str, Adapter], base: str, dropout: float) -> dict[str, str]:
     rank, alpha = _most(adapters)
+    # A reader would apply a single alpha to layers of every rank.
+    is_single = all(one.alpha == alpha for one in adapters.values())
     return {
         "base_model": base,
         "rank": str(rank),
-        "alpha": str(_number(alpha)),
+        **({"alpha": str(_number(alpha))} if is_single else {}),
         "dropout": str(dropout),
         "target_modules": json.dumps(sorted(adapters)),
     }
