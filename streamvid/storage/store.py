@@ -101,6 +101,13 @@ class Store(Protocol):
         """
         ...
 
+    def read_at_once(self, path: str, ranges: Ranges) -> bool:
+        """Fill the buffers as `read_ranges` does, if all bytes are in this machine's memory.
+
+        Return False, whatever the reason, if they are not; the contents of the buffers are then undefined.
+        """
+        return False
+
     def forget(self, path: str) -> None:
         """Drop the cached bytes of a file, because their checksum did not match."""
         return

@@ -101,7 +101,12 @@ class DecodeTask(NamedTuple):
     audio: AudioTask | None = None
 
     def to_json(self) -> bytes:
-        return _encode(("decode", *self))
+        # Values that are JSON already are encoded in a third of the time.
+        task_id, generation, source, pick, *other = self
+        offset, table_bytes, num_bytes, checks, *about = source
+        pieces = [(start, end, checksum.hex()) for start, end, checksum in checks]
+        clip = (offset, table_bytes, num_bytes, pieces, *about)
+        return _encode(("decode", task_id, generation, clip, pick.to_json(), *other))
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
@@ -221,8 +226,8 @@ class Answer(NamedTuple):
     begun: id of the DecodeTask that the worker starts next, if it has already received one. Reporting the id here saves
         a message.
     audio: result of the AudioTask of a DecodeTask.
-    start: time from the first frame of a clip to the first delivered one, as a fraction (numerator, denominator), if
-        the clip was decoded through its container.
+    start: time from the first frame of a clip to the first delivered one, as a fraction (numerator, denominator); None
+        if the clip was not decoded through its container.
     """
 
     pid: int
@@ -234,11 +239,13 @@ class Answer(NamedTuple):
     results: tuple[ReadResult, ...] = ()
     begun: int | None = None
     audio: DecodedAudio = None
-    start: tuple[int, int] = (0, 1)
+    start: tuple[int, int] | None = None
 
     @property
     def first_time(self) -> Fraction:
-        """The time `start`, as a Fraction. Raises ValueError if the worker's value is invalid."""
+        """The time `start`, or 0, as a Fraction. Raises ValueError if the worker's value is invalid."""
+        if self.start is None:
+            return _ZERO
         over, under = self.start
         if not (isinstance(over, int) and isinstance(under, int) and abs(over) < 1 << 63 and 0 < under < 1 << 63):
             raise ValueError(f"a decode worker sent the invalid time {str(self.start)[:100]}")
@@ -268,6 +275,7 @@ def _plain(value: Any) -> Any:
     return value.to_json() if hasattr(value, "to_json") else [getattr(value, name) for name in value.__slots__]
 
 
+_ZERO = Fraction()
 _encoder = json.JSONEncoder(default=_plain)
 
 

@@ -51,7 +51,7 @@ class DecodePool:
         self._workers: list[subprocess.Popen[bytes]] = []
         self._pidfds: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: list[socket.socket] = []
-        self._left: deque[bytes] = deque()  # tasks of the serving thread for which the socket had no room
+        self._left: deque[bytes] = deque()  # tasks for which the socket had no room; the serving thread sends them
         self._poller = select.poll()
         try:
             self._start(num_workers, clips, ring, opens_stores)
@@ -87,20 +87,24 @@ class DecodePool:
         return tuple(worker.pid for worker in self._workers)
 
     def submit(self, task: Task) -> None:
-        """Queue a task for the next free worker, in order. Wait if too many tasks are queued."""
-        # If no worker is left, the socket is broken; `serve` reports how they died.
-        with contextlib.suppress(OSError):
-            self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
+        """Queue a task for the next free worker, in order, without waiting."""
+        message = task.to_json()
+        if self._left or not self._send(message):
+            self._left.append(message)
 
-    def submit_heard(self, task: Task) -> None:
-        """Submit a task from the serving thread without waiting, because workers may be waiting for this thread."""
-        self._left.append(task.to_json())
+    def _send(self, message: bytes) -> bool:
+        """Send a message to the next free worker. Return False if the socket has no room."""
+        try:
+            self._tasks.send(message, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # no worker is left; `serve` reports how they died
+            pass
+        return True
 
     def _send_left(self) -> None:
-        with contextlib.suppress(OSError):  # no room, or no worker left
-            while self._left:
-                self._tasks.send(self._left[0], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                self._left.popleft()
+        while self._left and self._send(self._left[0]):
+            self._left.popleft()
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
         """Pass answers to `heard`, waiting up to `timeout_seconds` for the first answer.
@@ -190,8 +194,6 @@ class InlineDecoder:
 
     def submit(self, task: Task) -> None:
         self._queue.put(task)
-
-    submit_heard = submit
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
         try:

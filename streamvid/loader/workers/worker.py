@@ -99,7 +99,7 @@ class TaskRunner:
             is_bad = isinstance(error, DecodeError | ProbeError)
             return answer("bad" if is_bad else "error", f"{type(error).__name__}: {error}")
         colors = None if color is None else (color.matrix, color.color_range, color.siting)
-        start = (0, 1) if times is None else (times[0] - times[2]).as_integer_ratio()
+        start = None if times is None else (times[0] - times[2]).as_integer_ratio()
         return answer("done", color=colors)._replace(audio=audio, start=start)
 
     def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
