@@ -16,7 +16,7 @@ from streamvid.loader.delivery.delivery import Delivery
 from streamvid.loader.delivery.fetch import ClipRead, Wanted, near_each_other, read_parts, read_parts_at_once
 from streamvid.loader.delivery.flight import Allocate, Flight
 from streamvid.loader.delivery.index_rows import IndexRows
-from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, VIDEO, PendingBatch, Slot
+from streamvid.loader.delivery.pending import QUEUED, READING, VIDEO, PendingBatch, Slot
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.view.audio import AudioShape, audio_only, with_audio
@@ -203,6 +203,7 @@ class DecodedDelivery:
         return DecodeTask(
             task_id=slot.number,
             generation=slot.run,
+            batch=slot.batch.block.offset,
             source=ClipBlock(
                 offset=start,
                 table_bytes=part.table_bytes,
@@ -232,7 +233,7 @@ class DecodedDelivery:
         )
         first = self._flight.block(slot) + delivery.media_place(medium)
         block = ClipBlock(first, part.table_bytes, part.num_bytes, part.checks, medium.file.num_frames)
-        return DecodeTask(slot.number, slot.run, block, part.pick, None, None, 0, audio=task)
+        return DecodeTask(slot.number, slot.run, slot.batch.block.offset, block, part.pick, None, None, 0, audio=task)
 
     def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat | None:
         if not bucket.has_pictures:
@@ -254,9 +255,6 @@ class DecodedDelivery:
     def hear(self, answer: Answer) -> None:
         flight = self._flight
         slot = flight.slots[answer.task_id]
-        if answer.kind == "start":
-            slot.enter(DECODING)
-            return
         slot.stats.decode_seconds += answer.seconds
         medium = _medium(slot)
         text = answer.text if medium is None else medium.label + answer.text

@@ -439,7 +439,9 @@ class Pipeline:
     def _watch(self, wait: Wait) -> None:
         """If a read or a task has exceeded its time limit, record the failure and kill the stuck worker."""
         flight = self._flight
-        overdue = None if self._signals.failure else self._clock.overdue(wait, list(flight.slots.values()))
+        if self._signals.failure:
+            return
+        overdue = self._clock.overdue(wait, list(flight.slots.values()), flight.decoder.begun)
         if overdue is None:
             return
         self._signals.is_stuck = overdue.task_id is None or not flight.decoder.pids

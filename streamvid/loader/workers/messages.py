@@ -1,7 +1,7 @@
 """Messages between the loader and its decode workers: small JSON datagrams that never contain pixels.
 
 Hostile clips may cause a worker to send any text of any length in an answer (SAFE-1). `short_text` truncates error
-texts, and `Answer.messages` splits results that do not fit into one datagram.
+texts, and `answer_messages` splits answers that do not fit into one datagram.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_MESSAGE_BYTES = 65536
 # The first bytes of the clip arena hold the number of the loader's current run as an unsigned 64-bit integer.
 GENERATION = struct.Struct("<Q")
 
-# "ready": a worker has started. For a task, "start": it was begun; "done": its frames are in place; "read": its clips
-# were read; "corrupt": its bytes do not match the index; "bad": its bytes match but are not decodable on any machine;
-# "error": it failed on this machine.
-Kind = Literal["ready", "start", "done", "read", "corrupt", "bad", "error"]
+# "ready": a worker has started. For a task, "done": its frames are in place; "read": its clips were read; "corrupt":
+# its bytes do not match the index; "bad": its bytes match but are not decodable on any machine; "error": it failed on
+# this machine.
+Kind = Literal["ready", "done", "read", "corrupt", "bad", "error"]
 
 PictureColors: TypeAlias = tuple[str, str, str] | None
 """(matrix, range, siting) of yuv420p pictures."""
@@ -83,6 +83,7 @@ class AudioTask(NamedTuple):
 class DecodeTask(NamedTuple):
     """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
+    batch: number that tells the batches in flight apart.
     numbers: indices of the frames, if they are chosen by the timestamps of another clip; else None.
     picture: format of the pictures; None for a file of which only the audio is decoded.
     out_offset: offset of the pictures in the frame ring.
@@ -91,6 +92,7 @@ class DecodeTask(NamedTuple):
 
     task_id: int
     generation: int
+    batch: int
     source: ClipBlock
     pick: Pick
     crop: Crop | None
@@ -102,11 +104,11 @@ class DecodeTask(NamedTuple):
 
     def to_json(self) -> bytes:
         # Values that are JSON already are encoded in a third of the time.
-        task_id, generation, source, pick, *other = self
+        task_id, generation, batch, source, pick, *other = self
         offset, table_bytes, num_bytes, checks, *about = source
         pieces = [(start, end, checksum.hex()) for start, end, checksum in checks]
         clip = (offset, table_bytes, num_bytes, pieces, *about)
-        return _encode(("decode", task_id, generation, clip, pick.to_json(), *other))
+        return _encode(("decode", task_id, generation, batch, clip, pick.to_json(), *other))
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
@@ -115,12 +117,13 @@ class DecodeTask(NamedTuple):
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
 
-        task_id, generation, source, pick, crop, picture, out_offset, num_threads, numbers, audio = value
+        task_id, generation, batch, source, pick, crop, picture, out_offset, num_threads, numbers, audio = value
         offset, table_bytes, num_bytes, checks, num_frames, stream, key_time = source
         pieces = tuple((start, end, bytes.fromhex(checksum)) for start, end, checksum in checks)
         return DecodeTask(
             task_id,
             generation,
+            batch,
             ClipBlock(offset, table_bytes, num_bytes, pieces, num_frames, stream, key_time),
             Pick.from_json(pick),
             None if crop is None else Crop(*crop),
@@ -189,6 +192,11 @@ class ReadTask(NamedTuple):
 Task: TypeAlias = DecodeTask | ReadTask
 
 
+def batch_of(kind: str, value: list[Any]) -> int | None:
+    """Return DecodeTask.batch of a message that was opened by `open_message`, or None for another task."""
+    return value[2] if kind == "decode" else None
+
+
 def open_message(message: bytes) -> tuple[str, list[Any]]:
     """Return the kind of the task in a message ("decode" or "read") and the task's values, starting with its id."""
     kind, *value = json.loads(message)
@@ -223,8 +231,6 @@ class Answer(NamedTuple):
 
     color: colors of yuv420p pictures.
     results: one result per clip of a ReadTask; empty if the run is over.
-    begun: id of the DecodeTask that the worker starts next, if it has already received one. Reporting the id here saves
-        a message.
     audio: result of the AudioTask of a DecodeTask.
     start: time from the first frame of a clip to the first delivered one, as a fraction (numerator, denominator); None
         if the clip was not decoded through its container.
@@ -237,7 +243,6 @@ class Answer(NamedTuple):
     seconds: float = 0.0
     color: PictureColors = None
     results: tuple[ReadResult, ...] = ()
-    begun: int | None = None
     audio: DecodedAudio = None
     start: tuple[int, int] | None = None
 
@@ -251,21 +256,34 @@ class Answer(NamedTuple):
             raise ValueError(f"a decode worker sent the invalid time {str(self.start)[:100]}")
         return Fraction(over, under)
 
-    def messages(self) -> Iterator[bytes]:
-        """Yield the answer as JSON messages. Results that do not fit into one message are split."""
-        data, results = _encode(self), self.results
-        if len(data) <= MAX_MESSAGE_BYTES or len(results) < 2:
-            yield data
-            return
-        half = len(results) // 2
-        for part in (results[:half], results[half:]):
-            yield from self._replace(seconds=self.seconds * len(part) / len(results), results=part).messages()
+    def halves(self) -> tuple[Answer, ...]:
+        """Return two answers that have half of the results each, or this answer if it has fewer than two results."""
+        results, half = self.results, len(self.results) // 2
+        if not half:
+            return (self,)
+        parts = (results[:half], results[half:])
+        return tuple(self._replace(seconds=self.seconds * len(part) / len(results), results=part) for part in parts)
 
-    @staticmethod
-    def from_json(data: bytes) -> Answer:
-        pid, task_id, kind, text, seconds, color, results, begun, audio, start = json.loads(data.decode())
+
+def answer_messages(answers: Sequence[Answer]) -> Iterator[bytes]:
+    """Yield answers as JSON messages: one if they fit into it."""
+    data = _encode(tuple(answers))
+    if len(data) <= MAX_MESSAGE_BYTES:
+        yield data
+        return
+    parts = answers if len(answers) > 1 else answers[0].halves()
+    if len(parts) < 2:
+        yield data
+        return
+    for one in parts:
+        yield from answer_messages([one])
+
+
+def parse_answers(message: bytes) -> Iterator[Answer]:
+    """Yield the answers of a message that `answer_messages` made."""
+    for pid, task_id, kind, text, seconds, color, results, audio, start in json.loads(message.decode()):
         found = tuple(ReadResult(*one) for one in results)
-        return Answer(pid, task_id, kind, text, seconds, color, found, begun, audio, start)
+        yield Answer(pid, task_id, kind, text, seconds, color, found, audio, start)
 
 
 def _plain(value: Any) -> Any:
