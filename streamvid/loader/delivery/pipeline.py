@@ -1,7 +1,7 @@
 """Pipeline that turns plan steps into complete batches, ahead of the caller.
 
-    feeder thread    processes batches in plan order; allocates ring memory per batch, then clip memory per sample; reads
-                     clips that are in the page cache, and passes decode tasks to the workers
+    feeder thread    processes batches in plan order; allocates ring memory per batch, then clip memory per sample;
+                     reads clips that are in the page cache, and passes decode tasks to the workers
     fetch threads    do the same for other clips, and find substitutes (repair.py)
     answer thread    receives the workers' answers (or decodes if num_workers=0), frees clip memory, completes batches
     keeper thread    starts and ends all of this
