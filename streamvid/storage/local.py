@@ -16,6 +16,7 @@ from streamvid.storage.store import DeniedError, FileState, Ranges, Store, check
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 """Errors of file systems without hard links, such as exFAT and some network file systems."""
+_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -61,6 +62,21 @@ class LocalStore(Store):
                     raise StorageError(f"{self.url}: {path} changed while it was in use; run the command again")
             finally:
                 os.close(descriptor)
+
+    def read_at_once(self, path: str, ranges: Ranges) -> bool:
+        if _NO_WAIT is None:
+            return False
+        try:
+            descriptor = os.open(f"{self.root}/{check_relative(path)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            reads = (os.preadv(descriptor, [buffer], offset, _NO_WAIT) == len(buffer) for offset, buffer in ranges)
+            return all(reads)
+        except OSError:  # not in the page cache, or on a file system that cannot tell, such as NFS
+            return False
+        finally:
+            os.close(descriptor)
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         root = self.path(folder) if folder else self.root

@@ -101,6 +101,14 @@ class Store(Protocol):
         """
         ...
 
+    def read_at_once(self, path: str, ranges: Ranges) -> bool:
+        """Fill the buffers as `read_ranges` does, if all bytes are in this machine's memory.
+
+        Return False if they are not, or if the read fails; the contents of the buffers are then undefined. Raises
+        StorageError only for a path that leaves the store.
+        """
+        return False
+
     def forget(self, path: str) -> None:
         """Drop the cached bytes of a file, because their checksum did not match."""
         return

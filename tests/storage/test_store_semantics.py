@@ -190,6 +190,16 @@ def test_a_read_beyond_the_end_is_an_error(store: Store) -> None:
         store.read_ranges("x", [(0, memoryview(kept)), (10**9, memoryview(beyond))])
 
 
+def test_a_read_at_once_gives_the_right_bytes_or_says_that_it_did_not(store: Store) -> None:
+    """FETCH-1: a disk may give them, other stores never do."""
+    store.put("x", b"0123456789")
+    buffers = [bytearray(3), bytearray(4)]
+    if store.read_at_once("x", [(0, memoryview(buffers[0])), (6, memoryview(buffers[1]))]):
+        assert buffers == [b"012", b"6789"] and store.is_local
+    for path, offset in (("missing", 0), ("x", 7), ("x", 10**9)):
+        assert not store.read_at_once(path, [(0, memoryview(bytearray(1))), (offset, memoryview(bytearray(4)))])
+
+
 @settings(max_examples=300)
 @given(
     ranges=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 700)), max_size=12),

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from streamvid.errors import SampleError, StreamvidError, WorkerError
@@ -63,10 +63,14 @@ class Clock:
         self.index_read: tuple[SampleRequest, float] | None = None  # the feeder's current index read and its start
         self.heard_at = 0.0  # time of the last message from a decoder
 
-    def overdue(self, wait: Wait, slots: Iterable[Slot]) -> Overdue | None:
+    def overdue(
+        self, wait: Wait, slots: Iterable[Slot], begun_tasks: Callable[[], Mapping[int, float]]
+    ) -> Overdue | None:
         """Return the first read or decode that exceeded the limit, or else a task that no worker accepted in time.
 
         Return None if neither exists.
+
+        begun_tasks: function that returns the start of each task that a decoder works on, by the task's id.
         """
         if self._limit_seconds is None:
             return None
@@ -76,9 +80,11 @@ class Clock:
         index_read = self.index_read
         if index_read is not None and index_read[1] < oldest:
             return Overdue(self._read_error(name_sample(index_read[0], None), "the index"), None)
-        queued = None
+        queued, begun = None, begun_tasks()
         for slot in slots:
             stage, since = slot.at
+            if stage == QUEUED and slot.number in begun:
+                stage, since = DECODING, max(since, begun[slot.number])
             if stage == READING and since < oldest:
                 return Overdue(self._read_error(slot.name, "its clip"), None)
             if stage == DECODING and since < oldest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -13,10 +13,10 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.pick import Pick
 from streamvid.errors import StreamvidError
 from streamvid.loader.delivery.delivery import Delivery
-from streamvid.loader.delivery.fetch import ClipRead, near_each_other, read_parts
+from streamvid.loader.delivery.fetch import ClipRead, Wanted, near_each_other, read_parts, read_parts_at_once
 from streamvid.loader.delivery.flight import Allocate, Flight
 from streamvid.loader.delivery.index_rows import IndexRows
-from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, VIDEO, PendingBatch, Slot
+from streamvid.loader.delivery.pending import QUEUED, READING, VIDEO, PendingBatch, Slot
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.view.audio import AudioShape, audio_only, with_audio
@@ -113,8 +113,25 @@ class DecodedDelivery:
         return True
 
     def _submit(self, slots: Sequence[Slot]) -> None:
+        is_in_memory = True
         for group in near_each_other([slot.delivery for slot in slots]):
-            self._flight.fetchers.submit(partial(self._read, [slots[place] for place in group]))
+            together = [slots[place] for place in group]
+            # Waking a thread takes longer than reading from memory. After one clip that is not there, the other clips
+            # of the batch are probably not there either.
+            is_in_memory = is_in_memory and self._read_at_once(together)
+            if not is_in_memory:
+                self._flight.fetchers.submit(partial(self._read, together))
+
+    def _read_at_once(self, slots: Sequence[Slot]) -> bool:
+        """Read clips that are in this machine's memory. Return False if they are not."""
+        first = slots[0]
+        source = first.sample.part.source
+        if not source.store.is_local:
+            return False
+        read = read_parts_at_once(source, first.delivery.tar, self._wanted(slots))
+        if read is not None:
+            self._was_read(slots, read)
+        return read is not None
 
     # In fetch threads.
 
@@ -140,27 +157,33 @@ class DecodedDelivery:
             for slot in alive:
                 flight.fetchers.submit(partial(self.read, slot))
             return
-        for slot in alive:
-            slot.add_read(ClipRead(read.seconds / len(alive), slot.delivery.num_bytes))
-            if read.problem is not None:
-                flight.wrong(slot, read.problem)
-            else:
-                slot.colors.clear()
-                self._decode(slot, flight.decoder.submit)
+        self._was_read(alive, read)
 
     def _fill(self, slots: Sequence[Slot]) -> ClipRead:
-        flight, first = self._flight, slots[0]
-        wanted: list[tuple[int, ClipPart, memoryview]] = []
-        for slot in slots:
-            slot.enter(READING)
-            start = flight.block(slot)
-            wanted += slot.delivery.wanted(flight.clips.view[start : start + slot.delivery.block_bytes])
-        with flight.while_alive(first.run):
+        first, wanted = slots[0], self._wanted(slots)
+        with self._flight.while_alive(first.run):
             return read_parts(first.sample.part.source, first.delivery.tar, wanted, is_again=first.is_again)
 
-    def _decode(self, slot: Slot, submit: Callable[[DecodeTask], None]) -> None:
+    def _wanted(self, slots: Sequence[Slot]) -> list[Wanted]:
+        wanted: list[Wanted] = []
+        for slot in slots:
+            slot.enter(READING)
+            start = self._flight.block(slot)
+            wanted += slot.delivery.wanted(self._flight.clips.view[start : start + slot.delivery.block_bytes])
+        return wanted
+
+    def _was_read(self, slots: Sequence[Slot], read: ClipRead) -> None:
+        for slot in slots:
+            slot.add_read(ClipRead(read.seconds / len(slots), slot.delivery.num_bytes))
+            if read.problem is not None:
+                self._flight.wrong(slot, read.problem)
+            else:
+                slot.colors.clear()
+                self._decode(slot)
+
+    def _decode(self, slot: Slot) -> None:
         slot.enter(QUEUED)
-        submit(self._task(slot))
+        self._flight.decoder.submit(self._task(slot))
 
     def _task(self, slot: Slot) -> DecodeTask:
         """Return a slot's next task: decoding the clip or, after that, the next conditioning input."""
@@ -180,6 +203,7 @@ class DecodedDelivery:
         return DecodeTask(
             task_id=slot.number,
             generation=slot.run,
+            batch=slot.batch.block.offset,
             source=ClipBlock(
                 offset=start,
                 table_bytes=part.table_bytes,
@@ -209,7 +233,7 @@ class DecodedDelivery:
         )
         first = self._flight.block(slot) + delivery.media_place(medium)
         block = ClipBlock(first, part.table_bytes, part.num_bytes, part.checks, medium.file.num_frames)
-        return DecodeTask(slot.number, slot.run, block, part.pick, None, None, 0, audio=task)
+        return DecodeTask(slot.number, slot.run, slot.batch.block.offset, block, part.pick, None, None, 0, audio=task)
 
     def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat | None:
         if not bucket.has_pictures:
@@ -231,9 +255,6 @@ class DecodedDelivery:
     def hear(self, answer: Answer) -> None:
         flight = self._flight
         slot = flight.slots[answer.task_id]
-        if answer.kind == "start":
-            slot.enter(DECODING)
-            return
         slot.stats.decode_seconds += answer.seconds
         medium = _medium(slot)
         text = answer.text if medium is None else medium.label + answer.text
@@ -253,7 +274,7 @@ class DecodedDelivery:
 
     def _decoded(self, slot: Slot) -> None:
         if len(slot.colors) <= len(slot.delivery.media):
-            self._decode(slot, self._flight.decoder.submit_heard)
+            self._decode(slot)
             return
         batch = slot.batch
         assert batch.room is not None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
 
 
+Wanted: TypeAlias = tuple[int, ClipPart, memoryview]
+"""Part of a clip to read, as (offset of the clip in the tar, part, memory for it)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClipRead:
     """Result of one read: the duration, the number of bytes read, and the problem with the stored file, if any."""
@@ -35,19 +39,35 @@ class ClipRead:
 def read_parts(
     source: Dataset | Sidecar,
     shard: ShardInfo | SidecarShard,
-    wanted: Sequence[tuple[int, ClipPart, memoryview]],
+    wanted: Sequence[Wanted],
     *,
     is_again: bool = False,
 ) -> ClipRead:
     """Read parts of clips from one shard: fill each block with a part's packet table and byte range.
 
-    wanted: (offset of the clip in the tar, part, block) for each part.
     is_again: True if the previous read returned wrong bytes.
 
     The bytes are not verified here (FETCH-1). Raises StorageError if the store fails; the stored bytes may still be
     good.
     """
     since = time.monotonic()
+    content = (shard.sha256, shard.num_bytes)
+    problem = read_ranges(source.store, shard.path, content, _prepare(wanted), is_again=is_again)
+    return ClipRead(time.monotonic() - since, _num_bytes(wanted), problem)
+
+
+def read_parts_at_once(
+    source: Dataset | Sidecar, shard: ShardInfo | SidecarShard, wanted: Sequence[Wanted]
+) -> ClipRead | None:
+    """Read parts of clips as `read_parts` does, if their bytes are in this machine's memory. Return None otherwise."""
+    since = time.monotonic()
+    if not source.store.read_at_once(shard.path, _prepare(wanted)):
+        return None
+    return ClipRead(time.monotonic() - since, _num_bytes(wanted))
+
+
+def _prepare(wanted: Sequence[Wanted]) -> list[tuple[int, memoryview]]:
+    """Copy the packet tables of parts into their blocks. Return the ranges to read as (offset in the tar, memory)."""
     ranges = []
     for clip_offset, part, block in wanted:
         if part.window is not None:
@@ -58,9 +78,11 @@ def read_parts(
         for first, num_bytes in part.ranges:
             ranges.append((clip_offset + first, block[at : at + num_bytes]))
             at += num_bytes
-    content = (shard.sha256, shard.num_bytes)
-    problem = read_ranges(source.store, shard.path, content, ranges, is_again=is_again)
-    return ClipRead(time.monotonic() - since, sum(part.num_bytes for _, part, _ in wanted), problem)
+    return ranges
+
+
+def _num_bytes(wanted: Sequence[Wanted]) -> int:
+    return sum(part.num_bytes for _, part, _ in wanted)
 
 
 def _bytes_of(packets: npt.NDArray[np.int64]) -> memoryview:

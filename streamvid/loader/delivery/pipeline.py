@@ -1,7 +1,8 @@
 """Pipeline that turns plan steps into complete batches, ahead of the caller.
 
-    feeder thread    processes batches in plan order; allocates ring memory per batch, then clip memory per sample
-    fetch threads    read and check clips, pass decode tasks to the workers, find substitutes (repair.py)
+    feeder thread    processes batches in plan order; allocates ring memory per batch, then clip memory per sample;
+                     reads clips that are in the page cache, and passes decode tasks to the workers
+    fetch threads    do the same for other clips, and find substitutes (repair.py)
     answer thread    receives the workers' answers (or decodes if num_workers=0), frees clip memory, completes batches
     keeper thread    opens and closes the workers, the other threads and the memory
     caller           gets complete batches in plan order from `next_batch()`; checks the clock while it waits (clock.py)
@@ -439,7 +440,9 @@ class Pipeline:
     def _watch(self, wait: Wait) -> None:
         """If a read or a task has exceeded its time limit, record the failure and kill the stuck worker."""
         flight = self._flight
-        overdue = None if self._signals.failure else self._clock.overdue(wait, list(flight.slots.values()))
+        if self._signals.failure:
+            return
+        overdue = self._clock.overdue(wait, list(flight.slots.values()), flight.decoder.begun)
         if overdue is None:
             return
         self._signals.is_stuck = overdue.task_id is None or not flight.decoder.pids

@@ -107,7 +107,8 @@ class StoredDelivery:
     # In fetch threads.
 
     def _read_here(self, task: ReadTask) -> None:
-        self.hear(Answer(0, task.task_id, "start"))
+        for slot in self._together[task.task_id]:
+            slot.enter(DECODING)
         with self._flight.while_alive(task.generation):
             answer = self._reader.run(task)
         self.hear(answer)
@@ -138,10 +139,6 @@ class StoredDelivery:
     # In the thread that has read the clips or receives the answer.
 
     def hear(self, answer: Answer) -> None:
-        if answer.kind != "read":
-            for slot in self._together.get(answer.task_id, ()):
-                slot.enter(DECODING)
-            return
         slots, results = self._together.pop(answer.task_id), answer.results
         if not results:  # the run is over
             for slot in slots:

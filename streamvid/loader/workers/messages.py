@@ -1,7 +1,7 @@
 """Messages between the loader and its decode workers: small JSON datagrams that never contain pixels.
 
 Hostile clips may cause a worker to send any text of any length in an answer (SAFE-1). `short_text` truncates error
-texts, and `Answer.messages` splits results that do not fit into one datagram.
+texts, and `answer_messages` splits answers that do not fit into one datagram.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_MESSAGE_BYTES = 65536
 # The first bytes of the clip arena hold the number of the loader's current run as an unsigned 64-bit integer.
 GENERATION = struct.Struct("<Q")
 
-# "ready": a worker has started. For a task, "start": it was begun; "done": its frames are in place; "read": its clips
-# were read; "corrupt": its bytes do not match the index; "bad": its bytes match but are not decodable on any machine;
-# "error": it failed on this machine.
-Kind = Literal["ready", "start", "done", "read", "corrupt", "bad", "error"]
+# "ready": a worker has started. For a task, "done": its frames are in place; "read": its clips were read; "corrupt":
+# its bytes do not match the index; "bad": its bytes match but are not decodable on any machine; "error": it failed on
+# this machine.
+Kind = Literal["ready", "done", "read", "corrupt", "bad", "error"]
 
 PictureColors: TypeAlias = tuple[str, str, str] | None
 """(matrix, range, siting) of yuv420p pictures."""
@@ -83,6 +83,7 @@ class AudioTask(NamedTuple):
 class DecodeTask(NamedTuple):
     """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
+    batch: number that distinguishes the batches in flight.
     numbers: indices of the frames, if they are chosen by the timestamps of another clip; otherwise None.
     picture: format of the pictures; None for a file from which only the audio is decoded.
     out_offset: offset of the pictures in the frame ring.
@@ -91,6 +92,7 @@ class DecodeTask(NamedTuple):
 
     task_id: int
     generation: int
+    batch: int
     source: ClipBlock
     pick: Pick
     crop: Crop | None
@@ -101,7 +103,12 @@ class DecodeTask(NamedTuple):
     audio: AudioTask | None = None
 
     def to_json(self) -> bytes:
-        return _encode(("decode", *self))
+        # Values that are JSON already are encoded in a third of the time.
+        task_id, generation, batch, source, pick, *other = self
+        offset, table_bytes, num_bytes, checks, *about = source
+        pieces = [(start, end, checksum.hex()) for start, end, checksum in checks]
+        clip = (offset, table_bytes, num_bytes, pieces, *about)
+        return _encode(("decode", task_id, generation, batch, clip, pick.to_json(), *other))
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
@@ -110,12 +117,13 @@ class DecodeTask(NamedTuple):
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
 
-        task_id, generation, source, pick, crop, picture, out_offset, num_threads, numbers, audio = value
+        task_id, generation, batch, source, pick, crop, picture, out_offset, num_threads, numbers, audio = value
         offset, table_bytes, num_bytes, checks, num_frames, stream, key_time = source
         pieces = tuple((start, end, bytes.fromhex(checksum)) for start, end, checksum in checks)
         return DecodeTask(
             task_id,
             generation,
+            batch,
             ClipBlock(offset, table_bytes, num_bytes, pieces, num_frames, stream, key_time),
             Pick.from_json(pick),
             None if crop is None else Crop(*crop),
@@ -184,6 +192,11 @@ class ReadTask(NamedTuple):
 Task: TypeAlias = DecodeTask | ReadTask
 
 
+def batch_of(kind: str, value: list[Any]) -> int | None:
+    """Return DecodeTask.batch of a message that was opened by `open_message`, or None for another task."""
+    return value[2] if kind == "decode" else None
+
+
 def open_message(message: bytes) -> tuple[str, list[Any]]:
     """Return the kind of the task in a message ("decode" or "read") and the task's values, starting with its id."""
     kind, *value = json.loads(message)
@@ -218,11 +231,9 @@ class Answer(NamedTuple):
 
     color: colors of yuv420p pictures.
     results: one result per clip in a ReadTask; empty if the run is over.
-    begun: id of the DecodeTask that the worker starts next, if it has already received one. Reporting the id here saves
-        a message.
     audio: result of a DecodeTask's AudioTask.
-    start: time from a clip's first frame to the first delivered frame, as a fraction (numerator, denominator), if the
-        clip was decoded through its container.
+    start: time from a clip's first frame to the first delivered frame, as a fraction (numerator, denominator); None if
+        the clip was not decoded through its container.
     """
 
     pid: int
@@ -232,33 +243,47 @@ class Answer(NamedTuple):
     seconds: float = 0.0
     color: PictureColors = None
     results: tuple[ReadResult, ...] = ()
-    begun: int | None = None
     audio: DecodedAudio = None
-    start: tuple[int, int] = (0, 1)
+    start: tuple[int, int] | None = None
 
     @property
     def first_time(self) -> Fraction:
-        """The time `start`, as a Fraction. Raises ValueError if the worker's value is invalid."""
+        """The time `start`, or 0, as a Fraction. Raises ValueError if the worker's value is invalid."""
+        if self.start is None:
+            return _ZERO
         over, under = self.start
         if not (isinstance(over, int) and isinstance(under, int) and abs(over) < 1 << 63 and 0 < under < 1 << 63):
             raise ValueError(f"a decode worker sent the invalid time {str(self.start)[:100]}")
         return Fraction(over, under)
 
-    def messages(self) -> Iterator[bytes]:
-        """Yield the answer as JSON messages. Results that do not fit into one message are split."""
-        data, results = _encode(self), self.results
-        if len(data) <= MAX_MESSAGE_BYTES or len(results) < 2:
-            yield data
-            return
-        half = len(results) // 2
-        for part in (results[:half], results[half:]):
-            yield from self._replace(seconds=self.seconds * len(part) / len(results), results=part).messages()
+    def halves(self) -> tuple[Answer, ...]:
+        """Return two answers that have half of the results each, or this answer if it has fewer than two results."""
+        results, half = self.results, len(self.results) // 2
+        if not half:
+            return (self,)
+        parts = (results[:half], results[half:])
+        return tuple(self._replace(seconds=self.seconds * len(part) / len(results), results=part) for part in parts)
 
-    @staticmethod
-    def from_json(data: bytes) -> Answer:
-        pid, task_id, kind, text, seconds, color, results, begun, audio, start = json.loads(data.decode())
+
+def answer_messages(answers: Sequence[Answer]) -> Iterator[bytes]:
+    """Yield answers as JSON messages: one if they fit into it."""
+    data = _encode(tuple(answers))
+    if len(data) <= MAX_MESSAGE_BYTES:
+        yield data
+        return
+    parts = answers if len(answers) > 1 else answers[0].halves()
+    if len(parts) < 2:
+        yield data
+        return
+    for one in parts:
+        yield from answer_messages([one])
+
+
+def parse_answers(message: bytes) -> Iterator[Answer]:
+    """Yield the answers of a message that `answer_messages` made."""
+    for pid, task_id, kind, text, seconds, color, results, audio, start in json.loads(message.decode()):
         found = tuple(ReadResult(*one) for one in results)
-        return Answer(pid, task_id, kind, text, seconds, color, found, begun, audio, start)
+        yield Answer(pid, task_id, kind, text, seconds, color, found, audio, start)
 
 
 def _plain(value: Any) -> Any:
@@ -268,6 +293,7 @@ def _plain(value: Any) -> Any:
     return value.to_json() if hasattr(value, "to_json") else [getattr(value, name) for name in value.__slots__]
 
 
+_ZERO = Fraction()
 _encoder = json.JSONEncoder(default=_plain)
 
 

@@ -23,10 +23,11 @@ from streamvid.errors import LoaderError, WorkerError
 from streamvid.host.processes import describe_exit, end_workers, start_worker
 from streamvid.host.worker import SHOW_STACK
 from streamvid.loader.workers.arena import Arena
-from streamvid.loader.workers.messages import MAX_MESSAGE_BYTES, Answer, Task
+from streamvid.loader.workers.board import Board
+from streamvid.loader.workers.messages import MAX_MESSAGE_BYTES, Answer, Task, parse_answers
 from streamvid.loader.workers.worker import TaskRunner
 
-# Function that the serving thread calls for each task that is begun or finished.
+# Function that the serving thread calls for each task that is finished.
 Heard = Callable[[Answer], None]
 
 _ENTRY = "streamvid.loader.workers.worker:main"
@@ -47,12 +48,15 @@ class DecodePool:
 
     def __init__(self, num_workers: int, clips: Arena, ring: Arena, *, opens_stores: bool = False) -> None:
         self._closed = self.is_ready = False
-        self._current: dict[int, int] = {}  # worker's process id → its current task
         self._workers: list[subprocess.Popen[bytes]] = []
         self._pidfds: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: list[socket.socket] = []
-        self._left: deque[bytes] = deque()  # tasks of the serving thread for which the socket had no room
+        self._left: deque[bytes] = deque()  # tasks for which the socket had no room; the serving thread sends them
         self._poller = select.poll()
+        self._shared = Arena("tasks", Board.num_bytes(num_workers))
+        self._board = Board(self._shared.view, num_workers)
+        for number in range(num_workers):
+            self._board.end(number)
         try:
             self._start(num_workers, clips, ring, opens_stores)
         except BaseException as error:
@@ -73,9 +77,11 @@ class DecodePool:
                 ends.append(theirs.enter_context(end).fileno())
             self._answers, self._tasks = self._sockets
             self._poller.register(self._answers, select.POLLIN)
-            for _ in range(num_workers):
-                descriptors = (*ends, clips.fd, ring.fd)
-                worker = start_worker(_ENTRY, descriptors, environment=_ENVIRONMENT, opens_stores=opens_stores)
+            descriptors = (*ends, clips.fd, ring.fd, self._shared.fd)
+            for number in range(num_workers):
+                worker = start_worker(
+                    _ENTRY, descriptors, [str(number)], environment=_ENVIRONMENT, opens_stores=opens_stores
+                )
                 self._workers.append(worker)
                 pidfd = os.pidfd_open(worker.pid)
                 self._pidfds[pidfd] = worker
@@ -87,20 +93,24 @@ class DecodePool:
         return tuple(worker.pid for worker in self._workers)
 
     def submit(self, task: Task) -> None:
-        """Queue a task for the next free worker, in order. Wait if too many tasks are queued."""
-        # If no worker is left, the socket is broken; `serve` reports how they died.
-        with contextlib.suppress(OSError):
-            self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
+        """Queue a task for the next free worker, in order, without waiting."""
+        message = task.to_json()
+        if self._left or not self._send(message):
+            self._left.append(message)
 
-    def submit_heard(self, task: Task) -> None:
-        """Submit a task from the serving thread without waiting, because workers may be waiting for this thread."""
-        self._left.append(task.to_json())
+    def _send(self, message: bytes) -> bool:
+        """Send a message to the next free worker. Return False if the socket has no room."""
+        try:
+            self._tasks.send(message, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # no worker is left; `serve` reports how they died
+            pass
+        return True
 
     def _send_left(self) -> None:
-        with contextlib.suppress(OSError):  # no room, or no worker left
-            while self._left:
-                self._tasks.send(self._left[0], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                self._left.popleft()
+        while self._left and self._send(self._left[0]):
+            self._left.popleft()
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
         """Pass answers to `heard`, waiting up to `timeout_seconds` for the first answer.
@@ -124,17 +134,19 @@ class DecodePool:
                 return
             if not message:
                 return
-            answer = Answer.from_json(message)
-            if answer.kind == "ready":
-                self.is_ready = True
-                continue
-            following = () if answer.begun is None else (Answer(answer.pid, answer.begun, "start"),)
-            for one in (answer, *following):
-                if one.kind == "start":
-                    self._current[one.pid] = one.task_id
+            for answer in parse_answers(message):
+                if answer.kind == "ready":
+                    self.is_ready = True
                 else:
-                    self._current.pop(one.pid, None)
-                heard(one)
+                    heard(answer)
+
+    def begun(self) -> dict[int, float]:
+        """Return the start of each task that a worker works on, by the task's id."""
+        return {task_id: since for _, task_id, since in self._board.tasks()}
+
+    def _current(self) -> dict[int, int]:
+        """Return the id of the task that each worker works on, by the worker's process id."""
+        return {self._workers[number].pid: task_id for number, task_id, _ in self._board.tasks()}
 
     def kill(self, task_id: int) -> None:
         """Kill the worker that is running a stuck task, or all workers if none is running it.
@@ -142,9 +154,10 @@ class DecodePool:
         Before that, workers that are running a task print their stack traces to standard error. This method acquires no
         lock and never raises.
         """
-        stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
+        current = self._current()
+        stuck = [pid for pid, its_task in current.items() if its_task == task_id] or self.pids
         # A worker that has not started yet does not handle this signal, and would leave a core file.
-        self._signal(SHOW_STACK, [pid for pid in stuck if pid in self._current])
+        self._signal(SHOW_STACK, [pid for pid in stuck if pid in current])
         time.sleep(_SHOW_SECONDS)
         self._signal(signal.SIGKILL, stuck)
 
@@ -162,7 +175,7 @@ class DecodePool:
             f"decode worker {worker.pid} {describe_exit(worker.returncode)}. {cause}. This loader cannot "
             "continue: create a new loader and load the last state"
         )
-        error.task_id = self._current.get(worker.pid)
+        error.task_id = self._current().get(worker.pid)
         return error
 
     def close(self) -> None:
@@ -176,6 +189,8 @@ class DecodePool:
             end.close()
         while self._pidfds:
             os.close(self._pidfds.popitem()[0])
+        self._board = Board(memoryview(b""), 0)
+        self._shared.close()
 
 
 class InlineDecoder:
@@ -187,11 +202,13 @@ class InlineDecoder:
     def __init__(self, clips: Arena, ring: Arena) -> None:
         self._runner: TaskRunner | None = TaskRunner(clips.view, ring.map)
         self._queue: SimpleQueue[Task | None] = SimpleQueue()  # None: end
+        self._begun: dict[int, float] = {}
+
+    def begun(self) -> dict[int, float]:
+        return self._begun
 
     def submit(self, task: Task) -> None:
         self._queue.put(task)
-
-    submit_heard = submit
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
         try:
@@ -200,8 +217,10 @@ class InlineDecoder:
             return
         runner = self._runner
         if task is not None and runner is not None:
-            heard(Answer(os.getpid(), task.task_id, "start"))
-            heard(runner.run(task))
+            self._begun = {task.task_id: time.monotonic()}
+            answer = runner.run(task)
+            self._begun = {}
+            heard(answer)
 
     def kill(self, task_id: int) -> None:
         """Do nothing: a thread cannot be killed, and continues until its decoder returns."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.host.worker import show_stacks
 from streamvid.loader.view.clip_part import wrong_bytes
+from streamvid.loader.workers.board import Board
 from streamvid.loader.workers.messages import (
     GENERATION,
     MAX_MESSAGE_BYTES,
@@ -29,6 +30,8 @@ from streamvid.loader.workers.messages import (
     Kind,
     PictureColors,
     Task,
+    answer_messages,
+    batch_of,
     open_message,
     parse_task,
     short_text,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
     _Times = tuple[Fraction, Fraction, Fraction]
 
+_KEPT_SECONDS = 0.02  # CPU time of the work whose answers are sent in one message
 _SPARE_BYTES = 256 * 2**20  # never touched, so it costs nothing; a 4K decoder holds about this much in pictures
 
 # More than any allowed stream needs: 17 pictures of 8192x4320 with 16-bit 4:4:4 samples take 3.4 GiB. Shared memory
@@ -99,7 +103,7 @@ class TaskRunner:
             is_bad = isinstance(error, DecodeError | ProbeError)
             return answer("bad" if is_bad else "error", f"{type(error).__name__}: {error}")
         colors = None if color is None else (color.matrix, color.color_range, color.siting)
-        start = (0, 1) if times is None else (times[0] - times[2]).as_integer_ratio()
+        start = None if times is None else (times[0] - times[2]).as_integer_ratio()
         return answer("done", color=colors)._replace(audio=audio, start=start)
 
     def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
@@ -161,18 +165,31 @@ class TaskRunner:
         return decode_audio(task, self._clips[first - task.table_bytes : first], data, shown, self._ring)
 
 
-def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
-    """Serve tasks until the loader closes its end of the socket or dies."""
+def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str, board_fd: str, number: str) -> None:
+    """Serve tasks until the loader closes its end of the socket or dies.
+
+    number: number of this worker.
+    """
     show_stacks()
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     most = _MAX_PRIVATE_BYTES if most == resource.RLIM_INFINITY else min(most, _MAX_PRIVATE_BYTES)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     answers, tasks = socket.socket(fileno=int(answers_fd)), socket.socket(fileno=int(tasks_fd))
     clips = memoryview(_map(int(clips_fd), mmap.PROT_READ))
-    runner = TaskRunner(clips, _map(int(ring_fd), mmap.PROT_READ | mmap.PROT_WRITE))
+    writable = mmap.PROT_READ | mmap.PROT_WRITE
+    runner = TaskRunner(clips, _map(int(ring_fd), writable))
+    board, worker = Board(memoryview(_map(int(board_fd), writable)), int(number) + 1), int(number)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _serve(answers, tasks, runner, board, worker)
+    # Skip interpreter teardown: nothing here needs it, and the loader waits for this process.
+    os._exit(0)
 
-    def send(answer: Answer) -> None:
-        for message in answer.messages():
+
+def _serve(answers: socket.socket, tasks: socket.socket, runner: TaskRunner, board: Board, worker: int) -> None:
+    """Run tasks until the loader closes its end of the socket. Answers to short tasks of one batch share a message."""
+
+    def send(several: Sequence[Answer]) -> None:
+        for message in answer_messages(several):
             answers.send(message)
 
     def receive(flags: int = 0) -> tuple[str, list[Any]] | None:
@@ -181,21 +198,24 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
                 return open_message(message)
         return None
 
-    try:
-        send(Answer(os.getpid(), -1, "ready"))
-        following = None
-        while opened := following or receive():
-            kind, value = opened
-            # Report before parsing, because parsing the first task imports the decoding modules, which takes time.
-            if kind == "decode" and following is None:  # read tasks are too short for a report to be useful
-                send(Answer(os.getpid(), value[0], "start"))
-            answer = runner.run(parse_task(kind, value))
-            following = receive(socket.MSG_DONTWAIT)
-            send(answer._replace(begun=following[1][0]) if following and following[0] == "decode" else answer)
-    except (BrokenPipeError, ConnectionResetError):
-        pass
-    # Skip interpreter teardown: nothing here needs it, and the loader waits for this process.
-    os._exit(0)
+    send([Answer(os.getpid(), -1, "ready")])
+    done: list[Answer] = []
+    opened, since = receive(), 0.0
+    while opened:
+        kind, value = opened
+        # Parsing the first task imports the decoding modules, which takes time and belongs to the task.
+        board.begin(worker, value[0])
+        since = since if done else time.process_time()
+        done.append(runner.run(parse_task(kind, value)))
+        following = receive(socket.MSG_DONTWAIT)
+        # Until the batch is complete, an answer is needed only to reuse the memory of its clip.
+        is_due = done[-1].kind != "done" or time.process_time() - since > _KEPT_SECONDS
+        if following is None or is_due or batch_of(*following) != batch_of(*opened):
+            send(done)
+            done = []
+        if following is None:
+            board.end(worker)
+        opened = following or receive()
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
