@@ -25,7 +25,9 @@ _BARE = re.compile(
 #: Word of a message. Spaces, quotes, angle brackets and vertical bars separate words.
 _WORD = re.compile(r"[^\s'\"`<>|]+")
 #: Text that may precede a location within a word: the dashes of a flag, an equals sign, a comma or a bracket.
-_LEAD = re.compile(r"^-+|[=,(\[{]")
+_LEAD = re.compile(r"^-+|[=,(\[{}]")
+#: User name and password of a URL whose "@" is percent-encoded by mistake.
+_ENCODED = re.compile(r"(://[^/\s:@]+:[^/\s@]*)%40", re.IGNORECASE)
 #: Parameters of presigned URLs that grant access, with their values.
 _SIGNED = re.compile(
     r"([?&](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|AWSAccessKeyId|GoogleAccessId|sig|"
@@ -36,19 +38,17 @@ _SIGNED = re.compile(
 
 def hide_credentials(location: str) -> str:
     """Return a path or URL with any user name, password and signature of a presigned URL removed."""
-    location = _SIGNED.sub(r"\1", location)
-    before, at, after = location.rpartition("@")
-    if not at or _PORT.match(before):
-        return location
-    if found := _AFTER_START.match(before):
-        return found[1] + after
-    return after if _BARE.match(before) else location
+    return _hide_in_word(_without_signature(location))
 
 
 def hide_all_credentials(text: str) -> str:
     """Return a message with user names, passwords and signatures removed from every path and URL that it quotes."""
-    text = _SIGNED.sub(r"\1", text)
+    text = _without_signature(text)
     return _WORD.sub(lambda word: _hide_in_word(word[0]), text) if "@" in text else text
+
+
+def _without_signature(text: str) -> str:
+    return _ENCODED.sub(r"\1@", _SIGNED.sub(r"\1", text))
 
 
 def _hide_in_word(word: str) -> str:
@@ -56,6 +56,15 @@ def _hide_in_word(word: str) -> str:
         return word
     last = word.rindex("@")
     for start in (0, *(lead.end() for lead in _LEAD.finditer(word, 0, last))):
-        if (hidden := hide_credentials(word[start:])) != word[start:]:
+        if (hidden := _hide_at_start(word[start:])) != word[start:]:
             return word[:start] + hidden
     return word
+
+
+def _hide_at_start(location: str) -> str:
+    before, _, after = location.rpartition("@")
+    if _PORT.match(before):
+        return location
+    if found := _AFTER_START.match(before):
+        return found[1] + after
+    return after if _BARE.match(before) else location

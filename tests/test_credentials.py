@@ -47,6 +47,16 @@ def test_signatures_of_presigned_urls_are_hidden(query: str, quote: str) -> None
         assert hide_credentials(plain) == plain
 
 
+@pytest.mark.parametrize(
+    "url", [f"s3://KEY:{CANARY}%40bucket/ds", f"url=s3://KEY:{CANARY}@bucket", f"${{X}}s3://KEY:{CANARY}@bucket"]
+)
+def test_an_encoded_at_sign_or_text_before_a_url_hides_no_secret_from_the_check(url: str) -> None:
+    assert CANARY not in hide_credentials(url) and CANARY not in hide_all_credentials(f"cannot open {url}")
+    with pytest.raises(ConfigError, match="dest="):
+        refuse_credentials("dest", url)
+    assert hide_credentials("s3://bucket/a%40b") == "s3://bucket/a%40b"
+
+
 @pytest.mark.parametrize("before", [" ", "\t", "'", '"', "<"])
 def test_a_space_or_a_quote_before_a_location_hides_no_secret_from_the_check(before: str) -> None:
     with pytest.raises(ConfigError, match="dest="):
