@@ -73,7 +73,7 @@ class FrameRate:
     """Frame rate, and the rule that selects frames from a clip.
 
     native: every frame.
-    cap: every n-th frame, with n = ceil(the clip's rate / `fps`), so that the rate is at most `fps` (Open-Sora 2);
+    cap: every nth frame, with n = ceil(the clip's rate / `fps`), so that the rate is at most `fps` (Open-Sora 2);
         every frame if the clip's rate is below `fps` or unknown.
     resample: the frame nearest to each of the times 0, 1/fps, 2/fps … in the clip; on a tie, the earlier frame.
     fix_frame_rate: the frames with numbers round(i / fps * the clip's average rate), where i goes from 0 to

@@ -61,8 +61,8 @@ class OutputOptions:
     metrics_port: int | None = option(
         None,
         help=(
-            "Base port of a Prometheus metrics endpoint; each rank listens on the base port plus its local rank. "
-            "Requires the extra streamvid[metrics]."
+            "Base port for Prometheus metrics endpoints; each rank listens on the base port plus its local rank. "
+            "Requires the streamvid[metrics] extra."
         ),
         shown_default="STREAMVID_METRICS_PORT, otherwise no endpoint",
         minimum=1,

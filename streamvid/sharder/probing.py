@@ -68,7 +68,7 @@ def run_units(
 ) -> Iterator[tuple[int, Finding]]:
     """Run units of work in worker processes; yield (unit index, finding) as the units finish.
 
-    A crash becomes a rejection.
+    A file that crashes the process is rejected.
 
     handler: module-level function that workers call with each unit.
     uses: paths and URLs that the units read or write.

@@ -34,7 +34,7 @@ class WorkOptions:
         maximum=1024,
         shown_default="one per CPU",
     )
-    overwrite: bool = option(False, help="Replace a different sealed dataset at DEST.", group="")
+    overwrite: bool = option(False, help="If DEST already contains a different sealed dataset, replace it.", group="")
     work_dir: str | Path | None = option(
         None, help="Local folder for unfinished work, if DEST is in an object store.", metavar="FOLDER"
     )

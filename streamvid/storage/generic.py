@@ -33,12 +33,12 @@ class FsspecTransport(Transport):
                     self._made = fsspec.filesystem(self._protocol, skip_instance_cache=not is_cached)
                 except ImportError as error:
                     raise RequestError(
-                        f"{self._protocol}:// requires a package that is not installed ({error})",
+                        f"{self._protocol}:// URLs require a package that is not installed ({error})",
                         hint="Install the fsspec package for this scheme",
                     ) from None
                 except ValueError as error:  # fsspec does not know the scheme, or its package rejects the settings
                     raise RequestError(
-                        f"{self._protocol}:// cannot be opened ({error})",
+                        f"{self._protocol}:// URLs cannot be opened ({error})",
                         hint="Check the scheme, and the settings of its fsspec package",
                     ) from None
             return self._made

@@ -315,7 +315,10 @@ class _Places:
         self._data, self._offsets, self._are_stored = data, list[int](), True
 
     def add(self, packet: Packet[VideoStream]) -> None:
-        """Find the next packet in the file. Stop searching after the first packet that is not stored unchanged."""
+        """Find the next packet in the file.
+
+        Stop searching after the first packet whose stored bytes differ from the original.
+        """
         offset = stored_offset(packet, self._data) if self._are_stored else -1
         self._are_stored = offset >= 0 and not packet.has_sidedata("new_extradata")
         self._offsets.append(offset)

@@ -24,7 +24,7 @@ Examples:
   streamvid preview ds/ --features latents/
   streamvid preview movies/ photos/
 
-The server only reads. It requires the extra `preview`: pip install 'streamvid[preview]'."""
+The server only reads. It requires the `preview` extra: pip install 'streamvid[preview]'."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)

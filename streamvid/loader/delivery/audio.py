@@ -94,7 +94,7 @@ def _check(mix: Mix, view: ViewOptions, options: AudioOptions, *, is_decoded: bo
 
 
 def _check_view(parts: list[MixPart], view: ViewOptions) -> None:
-    """Raise ConfigError if a view changes the speed of the pictures, so that they would no longer match the audio."""
+    """Raise ConfigError if a view changes the video's playback speed, so that it would no longer match the audio."""
     named = f"view.temporal={view.temporal!r}"
     is_capped = view.temporal == "opensora" and any(part.rate.rule == "cap" for part in parts)
     if view.max_interval > 1:
@@ -102,7 +102,7 @@ def _check_view(parts: list[MixPart], view: ViewOptions) -> None:
     elif view.temporal != "uniform" and not is_capped:
         return
     raise ConfigError(
-        f"output.audio cannot be combined with {named}, which changes the speed of the pictures; use "
+        f"output.audio cannot be combined with {named}, which changes the playback speed of the video; use "
         "view.temporal='random', 'head', 'middle', 'chunk' or 'full' without view.max_interval, set "
         "output.audio.stretch=True to stretch the audio too, or leave output.audio out. To deliver another frame "
         "rate at the same speed, shard the dataset with --fps"

@@ -171,7 +171,7 @@ class Slot:
         return self.bad is not None and self.sample is not self.bad.delivery.sample
 
     def enter(self, stage: str) -> None:
-        """Record that the slot enters a stage now."""
+        """Record the current time as the time at which the slot entered a stage."""
         self.at = (stage, time.monotonic())
 
     def add_read(self, read: ClipRead) -> None:

@@ -110,7 +110,7 @@ def assign(
     earlier: Mapping[int, int] = _NOTHING_EARLIER,
     media: Mapping[str, MediaInfo] = _NO_MEDIA,
 ) -> Assignment:
-    """Assign buckets to all probed records. A record that no bucket accepts becomes a rejection that states the reason.
+    """Assign buckets to all probed records. Reject each record that no bucket accepts, with the reason.
 
     earlier: for an append, maps the hash of a file name to the number of rows with that name in the dataset.
     media: for an append, the dataset's conditioning inputs.
@@ -232,7 +232,7 @@ def assign_audio(
 ) -> Assignment:
     """Return one sample per audio file, in the longest bucket that the file fills.
 
-    A file that no bucket accepts becomes a rejection. A file's duration is rounded to the nearest tick.
+    A file that no bucket accepts is rejected. A file's duration is rounded to the nearest tick.
     earlier: as in `assign`.
     """
     repeats, rejections = _Repeats(records, earlier), list[Rejection]()

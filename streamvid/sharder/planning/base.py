@@ -89,10 +89,10 @@ class Base:
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:
-        """Return the rows that the dataset does not know, and a copy of this base that counts the known rows.
+        """Return the rows that are not yet in the dataset, and a copy of this base with the number of the other rows.
 
-        The columns of the rows are converted to the dataset's types. A row becomes a rejection if its file was removed
-        from the dataset, or if the dataset contains another file with the same name. Raises ConfigError if the type of
+        The columns of the rows are converted to the dataset's types. A row is rejected if its file was removed from the
+        dataset, or if the dataset contains another file with the same name. Raises ConfigError if the type of
         a column does not fit the dataset, and DatasetError if the dataset has no table of known rows.
         """
         manifest, store = self.manifest, self.dataset.store

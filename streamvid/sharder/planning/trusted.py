@@ -1,6 +1,6 @@
 """Plans from metadata that states the size of each clip, so that no file is opened before its shard is built.
 
-The files of a shard are probed when it is built. A row whose file would be stored differently becomes a rejection, and
+The files of a shard are probed when it is built. A row whose file would be stored differently is rejected, and
 all other samples keep their shard. If the metadata is correct, the shards are the same as if all files had been probed
 first.
 """
@@ -137,7 +137,7 @@ def _state(path: str, options: ShardOptions) -> tuple[int, str]:
 def confirm(plan: ShardPlan, shards: Sequence[PlannedShard], probes: Probes, options: ShardOptions) -> ShardPlan:
     """Replace stated with probed facts for the samples in these shards. Return the new plan.
 
-    Other shards do not change. A sample whose file cannot be used, or would be stored differently, becomes a rejection.
+    Other shards do not change. A sample whose file cannot be used, or would be stored differently, is rejected.
     Shards keep their names, and a shard can become empty.
 
     probes: results of probing the files of `shards`.

@@ -152,7 +152,7 @@ def read_records(
 ) -> RecordSet:
     """Read one source, or several sources one after the other.
 
-    A row that cannot be used becomes a rejection.
+    A row that cannot be used is rejected.
 
     folder: folder for files that are embedded in the metadata.
     extracts: True to write embedded files to `folder`.
