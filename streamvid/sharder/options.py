@@ -92,8 +92,8 @@ class ClipOptions:
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="How to select frames: those nearest in time at --fps; every nth frame, so that the rate is at most --fps; "
-        "or by frame number, as in DiffSynth-Studio.",
+        help="How to select frames: those nearest in time at --fps; every nth frame, so that the rate is at most "
+        "--fps; or by frame number, as in DiffSynth-Studio.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(

@@ -34,21 +34,37 @@ from tests.processes import is_alive, streamvid_threads, wait_for_threads
 pytestmark = pytest.mark.timeout(60)
 
 
+def batched(samples: Sequence[SampleRequest], together: int) -> Iterator[Sequence[SampleRequest]]:
+    return (samples[first : first + together] for first in range(0, len(samples), together))
+
+
 @contextlib.contextmanager
 def opened(
-    source: Dataset, places: Sequence[tuple[int, int]], num_workers: int, **options: Any
+    source: Dataset,
+    places: Sequence[tuple[int, int]],
+    num_workers: int,
+    num_fetch_threads: int = 4,
+    together: int = 1,
+    **options: Any,
 ) -> Iterator[tuple[Pipeline, int]]:
-    """A pipeline over samples (shard, place), a batch each, and its run; closed within seconds, whatever hangs."""
+    """A pipeline over samples (shard, place), and its run; closed within seconds, whatever hangs.
+
+    together: samples a batch.
+    """
     part, bucket = part_of(source)
-    frame_bytes = 8 * (int(np.prod(bucket.shape)) * 3 + 4096)
-    limits = LimitOptions(**options)
-    settings = PipelineOptions(num_workers=num_workers, clip_bytes=1 << 20, frame_bytes=frame_bytes, limits=limits)
+    settings = PipelineOptions(
+        num_workers=num_workers,
+        num_fetch_threads=num_fetch_threads,
+        clip_bytes=1 << 20,
+        frame_bytes=(7 + together) * (int(np.prod(bucket.shape)) * 3 + 4096),
+        limits=LimitOptions(**options),
+    )
     pipeline = Pipeline((part,), settings)
     try:
         pipeline.open()
         samples = [SampleRequest(part, bucket.id, *place, visit, False) for visit, place in enumerate(places)]
         run = pipeline.stop()
-        pipeline.start(run, (BatchRequest(bucket, (sample,), None) for sample in samples))
+        pipeline.start(run, (BatchRequest(bucket, tuple(some), None) for some in batched(samples, together)))
         yield pipeline, run
     finally:
         before = time.monotonic()
@@ -139,6 +155,9 @@ class BlockingStore(LocalStore):
     blocks: str = "nothing"
     go_on: threading.Event = field(default_factory=threading.Event)
 
+    def read_at_once(self, path: str, ranges: Ranges) -> bool:
+        return False  # as on a network file system
+
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         if self.blocks in path:
             self.go_on.wait(50)
@@ -171,6 +190,29 @@ def test_only_the_time_that_the_caller_waits_counts(tmp_path: Path, limit: float
     assert keys == ["96x64-5f-0", "96x64-5f-1"]
 
 
+@dataclass(frozen=True)
+class SlowStore(LocalStore):
+    """A disk that is not in memory, whose every read of a clip takes a while."""
+
+    def read_at_once(self, path: str, ranges: Ranges) -> bool:
+        return False
+
+    def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
+        if path.endswith(".tar"):
+            time.sleep(0.3)
+        super().read_ranges(path, ranges, version)
+
+
+def test_a_clip_that_waits_for_slow_reads_of_others_is_not_late(tmp_path: Path) -> None:
+    """Each read takes 0.3 s, and the last clip waits for 15 others: only its own read is timed."""
+    source = Dataset(SlowStore(build_dataset(tmp_path, {SMALL: [1] * 16})))
+    places, limits = [(shard, 0) for shard in range(16)], {"sample_timeout_seconds": 2.0}
+    with opened(source, places, num_workers=0, num_fetch_threads=1, together=16, **limits) as (pipeline, run):
+        batch = pipeline.next_batch(run)
+        assert batch is not None and len(batch.deliveries) == 16
+        batch.block.release()
+
+
 class Noise:
     """Pictures that take a decoder long."""
 
@@ -194,9 +236,11 @@ def test_a_decode_that_takes_too_long(
     root = build_dataset(tmp_path, {bucket: [2]}, clip_frames=100, damage={"96x64-100f-1": clip})
     options: dict[str, Any] = {"num_workers": num_workers, "sample_timeout_seconds": 0.4}
     says = r"sample 96x64-100f-1 \(index 1 in .*decoding it has taken more than limits.sample_timeout_seconds=0.4;"
-    with opened(open_dataset(root), [(0, 1)], **options) as (pipeline, run):
+    with opened(open_dataset(root), [(0, 0), (0, 1)], **options) as (pipeline, run):
         pids = pipeline.worker_pids
-        assert read_until(pipeline, run, WorkerError, says) == []
+        while not pipeline.queue_depth:  # a worker takes a while to start
+            time.sleep(0.01)
+        assert read_until(pipeline, run, WorkerError, says) == ["96x64-100f-0"]
         assert pipeline.substituted == []
     wait_for_threads(before)
     assert not any(psutil.pid_exists(pid) for pid in pids)

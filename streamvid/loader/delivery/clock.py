@@ -81,6 +81,8 @@ class Clock:
         if index_read is not None and index_read[1] < oldest:
             return Overdue(self._read_error(name_sample(index_read[0], None), "the index"), None)
         queued, begun = None, begun_tasks()
+        # A worker that has started a task is alive, even if it keeps the answer to an earlier one.
+        heard_at = max([self.heard_at, *(start for start in begun.values() if start <= time.monotonic())])
         for slot in slots:
             stage, since = slot.at
             if stage == QUEUED and slot.number in begun:
@@ -95,7 +97,7 @@ class Clock:
                     else self._decode_error(slot, "decoding it has taken")
                 )
                 return Overdue(error, slot.number)
-            if stage == QUEUED and max(since, self.heard_at) < oldest:
+            if stage == QUEUED and max(since, heard_at) < oldest:
                 queued = queued or slot
         return None if queued is None else Overdue(self._decode_error(queued, "no decoder has accepted it for"), -1)
 

@@ -16,14 +16,14 @@ from streamvid.loader.delivery.delivery import Delivery
 from streamvid.loader.delivery.fetch import ClipRead, Wanted, near_each_other, read_parts, read_parts_at_once
 from streamvid.loader.delivery.flight import Allocate, Flight
 from streamvid.loader.delivery.index_rows import IndexRows
-from streamvid.loader.delivery.pending import QUEUED, READING, VIDEO, PendingBatch, Slot
+from streamvid.loader.delivery.pending import QUEUED, READING, VIDEO, WAITING, PendingBatch, Slot
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.view.audio import AudioShape, audio_only, with_audio
 from streamvid.loader.view.clip_part import AudioPart, ClipPart, clip_part
 from streamvid.loader.view.index_row import IndexRow
 from streamvid.loader.view.media import MediaPart, Medium, PictureRoom
-from streamvid.loader.workers.messages import Answer, AudioTask, ClipBlock, DecodeTask
+from streamvid.loader.workers.messages import NO_BATCH, Answer, AudioTask, ClipBlock, DecodeTask
 from streamvid.video.audio.grid import first_sample_at
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
@@ -129,9 +129,12 @@ class DecodedDelivery:
         if not source.store.is_local:
             return False
         read = read_parts_at_once(source, first.delivery.tar, self._wanted(slots))
-        if read is not None:
-            self._was_read(slots, read)
-        return read is not None
+        if read is None:
+            for slot in slots:
+                slot.enter(WAITING)  # for a fetch thread, whose read is timed
+            return False
+        self._was_read(slots, read)
+        return True
 
     # In fetch threads.
 
@@ -203,7 +206,7 @@ class DecodedDelivery:
         return DecodeTask(
             task_id=slot.number,
             generation=slot.run,
-            batch=slot.batch.block.offset,
+            batch=_batch_of(slot),
             source=ClipBlock(
                 offset=start,
                 table_bytes=part.table_bytes,
@@ -233,7 +236,7 @@ class DecodedDelivery:
         )
         first = self._flight.block(slot) + delivery.media_place(medium)
         block = ClipBlock(first, part.table_bytes, part.num_bytes, part.checks, medium.file.num_frames)
-        return DecodeTask(slot.number, slot.run, slot.batch.block.offset, block, part.pick, None, None, 0, audio=task)
+        return DecodeTask(slot.number, slot.run, _batch_of(slot), block, part.pick, None, None, 0, audio=task)
 
     def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat | None:
         if not bucket.has_pictures:
@@ -291,6 +294,11 @@ class DecodedDelivery:
 def _medium(slot: Slot) -> MediaPart | None:
     """Return the conditioning input to decode, or None if the clip itself is to be decoded."""
     return slot.delivery.media[len(slot.colors) - 1] if slot.colors else None
+
+
+def _batch_of(slot: Slot) -> int:
+    """Return the DecodeTask.batch of the slot's next task. Only the last task's answer may wait for other answers."""
+    return slot.batch.block.offset if len(slot.colors) == len(slot.delivery.media) else NO_BATCH
 
 
 def _audio_task(slot: Slot, room: PictureRoom, part: AudioPart | None) -> AudioTask | None:

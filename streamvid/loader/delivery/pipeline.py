@@ -252,8 +252,10 @@ class Pipeline:
         """
         if not self.is_open or self._is_copy:
             return self._signals.run
-        run, wait = self._next_run(), Wait()
+        run, wait, since = self._next_run(), Wait(), time.monotonic()
         while self._feeder is not None and self._feeder.is_alive() and not self._signals.is_stuck:
+            if self._signals.is_closing and time.monotonic() - since > _STUCK_SECONDS:
+                break  # the file system hangs
             self._watch(wait)
             self._wake_feeder()
             self._feeder.join(0.05)

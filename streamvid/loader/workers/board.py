@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Iterator
 
-# Start of a task by the monotonic clock, which all processes share, and its id. The id is written last.
-_ENTRY = struct.Struct("<dq")
+_ENTRY_BYTES = 16  # two 64-bit integers: the start of the task in monotonic nanoseconds, then its id
 _NO_TASK = -1
 
 
@@ -18,25 +16,26 @@ class Board:
         a hostile clip has taken over may write anything anywhere (SAFE-1).
     """
 
-    def __init__(self, memory: memoryview, num_workers: int) -> None:
-        self._memory, self._num_workers = memory, num_workers
+    def __init__(self, memory: memoryview) -> None:
+        self._cells = memory.cast("q")
 
     @staticmethod
     def num_bytes(num_workers: int) -> int:
         """Return the size in bytes of the memory for `num_workers` workers."""
-        return num_workers * _ENTRY.size
+        return num_workers * _ENTRY_BYTES
 
     def begin(self, worker: int, task_id: int) -> None:
         """Record that a worker starts a task now."""
-        _ENTRY.pack_into(self._memory, worker * _ENTRY.size, time.monotonic(), task_id)
+        self._cells[2 * worker] = time.monotonic_ns()
+        self._cells[2 * worker + 1] = task_id  # last, so that no reader sees the id with an earlier start
 
     def end(self, worker: int) -> None:
         """Record that a worker has no task."""
-        self.begin(worker, _NO_TASK)
+        self._cells[2 * worker + 1] = _NO_TASK
 
     def tasks(self) -> Iterator[tuple[int, int, float]]:
-        """Yield (worker, task id, start of the task) for each worker that has a task."""
-        for worker in range(self._num_workers):
-            since, task_id = _ENTRY.unpack_from(self._memory, worker * _ENTRY.size)
+        """Yield (worker, task id, start of the task in monotonic seconds) for each worker that has a task."""
+        for worker in range(len(self._cells) // 2):
+            task_id = self._cells[2 * worker + 1]
             if task_id != _NO_TASK:
-                yield worker, task_id, since
+                yield worker, task_id, self._cells[2 * worker] / 1e9

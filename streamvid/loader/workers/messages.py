@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from streamvid.video.transform import Crop
 
 MAX_MESSAGE_BYTES = 65536
+NO_BATCH = -1
+"""Value of DecodeTask.batch for tasks whose answers are sent immediately."""
 # The first bytes of the clip arena hold the number of the loader's current run as an unsigned 64-bit integer.
 GENERATION = struct.Struct("<Q")
 
@@ -83,7 +85,7 @@ class AudioTask(NamedTuple):
 class DecodeTask(NamedTuple):
     """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
-    batch: number that distinguishes the batches in flight.
+    batch: number that distinguishes the batches in flight; NO_BATCH if the sample needs further tasks after this one.
     numbers: indices of the frames, if they are chosen by the timestamps of another clip; otherwise None.
     picture: format of the pictures; None for a file from which only the audio is decoded.
     out_offset: offset of the pictures in the frame ring.
@@ -192,9 +194,9 @@ class ReadTask(NamedTuple):
 Task: TypeAlias = DecodeTask | ReadTask
 
 
-def batch_of(kind: str, value: list[Any]) -> int | None:
-    """Return DecodeTask.batch of a message that was opened by `open_message`, or None for another task."""
-    return value[2] if kind == "decode" else None
+def batch_of(kind: str, value: list[Any]) -> int:
+    """Return DecodeTask.batch of a message that was opened by `open_message`, or NO_BATCH for another task."""
+    return int(value[2]) if kind == "decode" else NO_BATCH
 
 
 def open_message(message: bytes) -> tuple[str, list[Any]]:

@@ -53,8 +53,9 @@ class DecodePool:
         self._sockets: list[socket.socket] = []
         self._left: deque[bytes] = deque()  # tasks for which the socket had no room; the serving thread sends them
         self._poller = select.poll()
-        self._shared = Arena("tasks", Board.num_bytes(num_workers))
-        self._board = Board(self._shared.view, num_workers)
+        num_bytes = Board.num_bytes(num_workers)
+        self._shared = Arena("tasks", num_bytes)
+        self._board = Board(self._shared.view[:num_bytes])
         for number in range(num_workers):
             self._board.end(number)
         try:
@@ -189,7 +190,7 @@ class DecodePool:
             end.close()
         while self._pidfds:
             os.close(self._pidfds.popitem()[0])
-        self._board = Board(memoryview(b""), 0)
+        self._board = Board(memoryview(b""))
         self._shared.close()
 
 

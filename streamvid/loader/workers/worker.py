@@ -23,6 +23,7 @@ from streamvid.loader.workers.board import Board
 from streamvid.loader.workers.messages import (
     GENERATION,
     MAX_MESSAGE_BYTES,
+    NO_BATCH,
     Answer,
     AudioTask,
     DecodedAudio,
@@ -178,7 +179,7 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str, board_fd: 
     clips = memoryview(_map(int(clips_fd), mmap.PROT_READ))
     writable = mmap.PROT_READ | mmap.PROT_WRITE
     runner = TaskRunner(clips, _map(int(ring_fd), writable))
-    board, worker = Board(memoryview(_map(int(board_fd), writable)), int(number) + 1), int(number)
+    board, worker = Board(memoryview(_map(int(board_fd), writable))), int(number)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve(answers, tasks, runner, board, worker)
     # Skip interpreter teardown: nothing here needs it, and the loader waits for this process.
@@ -208,9 +209,9 @@ def _serve(answers: socket.socket, tasks: socket.socket, runner: TaskRunner, boa
         since = since if done else time.process_time()
         done.append(runner.run(parse_task(kind, value)))
         following = receive(socket.MSG_DONTWAIT)
-        # Until the batch is complete, an answer is needed only to reuse the memory of its clip.
-        is_due = done[-1].kind != "done" or time.process_time() - since > _KEPT_SECONDS
-        if following is None or is_due or batch_of(*following) != batch_of(*opened):
+        # Until the batch is complete, the last answer about a sample is needed only to reuse the memory of its clip.
+        is_kept = following is not None and batch_of(*following) == batch_of(*opened) != NO_BATCH
+        if not is_kept or done[-1].kind != "done" or time.process_time() - since > _KEPT_SECONDS:
             send(done)
             done = []
         if following is None:
