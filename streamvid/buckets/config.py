@@ -150,7 +150,7 @@ class BucketConfig:
 
     @property
     def multiple(self) -> int:
-        """Divisor of every side, in pixels."""
+        """Number of pixels of which every side must be a multiple."""
         return self.ratios.multiple
 
     @property
