@@ -46,7 +46,7 @@ def _inject(module: nn.Module, name: str, config: LoraConfig) -> tuple[str, ...]
         from peft import inject_adapter_in_model
     except ImportError as error:
         raise ConfigError(
-            f"model.lora.base_model requires the package peft, but importing it failed ({error}); run "
+            f"model.lora.base_model requires the peft package, but importing it failed ({error}); run "
             "pip install 'peft>=0.14'"
         ) from error
 
@@ -64,7 +64,7 @@ def _inject(module: nn.Module, name: str, config: LoraConfig) -> tuple[str, ...]
     if config.checkpoint is not None:
         _load_checkpoint(base, name, config)
     _log.info(
-        "added adapters of rank %d to %d layers of %s (%s): %s",
+        "added rank-%d adapters to %d layers of %s (%s): %s",
         config.rank,
         len(targets),
         name,

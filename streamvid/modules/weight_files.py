@@ -261,7 +261,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _is_pickle(file: Path) -> bool:
-    """Return whether a file that safetensors cannot read begins like a pickle or like a file of torch.save."""
+    """Return whether a file that safetensors cannot read begins like a pickle or a torch.save file."""
     with file.open("rb") as opened:
         head = opened.read(9)
     # A safetensors file has 8 bytes with the length of its header, which begins with a brace.

@@ -82,7 +82,7 @@ def _rules(
     """Return the rules for one kind of block.
 
     table: maps each original name to its names in diffusers, separated by spaces.
-    sizes: maps an original name to the relative number of outputs per layer, if these numbers differ.
+    sizes: maps an original name to the relative numbers of outputs of its layers in diffusers, if the numbers differ.
     """
     found = []
     for theirs, ours in table.items():
@@ -247,7 +247,7 @@ def require_known(layers: Collection[str], family: str | None, where: str) -> No
     strange = [layer for layer in layers if all(_numbers(name, layer) is None for name in known)] or list(layers)
     raise ConfigError(
         f"{where} has adapters on {some(strange)}, whose names in other formats are not known; allowed: layers of "
-        f"{', '.join(FAMILIES)}. Train without these layers, or export in the format that the file already has"
+        f"{', '.join(FAMILIES)}. Train without these layers, or export in the file's current format"
     )
 
 
