@@ -104,7 +104,10 @@ class Bucket:
 
     @property
     def is_audio(self) -> bool:
-        """True if the bucket's samples have audio but no pictures. `num_frames` then counts ticks of 1/25 s."""
+        """True if the bucket's samples have audio but no pictures.
+
+        In an audio bucket, `num_frames` is the duration in ticks of 1/25 s.
+        """
         return self.num_frames > 0 and self.height == 0 == self.width
 
     @property

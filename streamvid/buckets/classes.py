@@ -193,7 +193,7 @@ def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
 def size_class(
     buckets: Sequence[Bucket], shared: Sharing, area: int | None = None, keep: Mapping[int, Keep] | None = None
 ) -> SizeClass:
-    """Build a class from the given buckets.
+    """Build a size class from `buckets`.
 
     area: nominal area of the class in pixels; None to derive it from the resolution or the size of the buckets.
     If several buckets differ only in their ratio, the bucket in `shared` represents all of them. New shapes are added

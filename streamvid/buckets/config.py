@@ -393,8 +393,9 @@ def _check_counts(config: BucketConfig, form: str) -> None:
         raise ConfigError("resolution requires num_frames, such as (1, 17, 33), and cannot be combined with max_frames")
     if len(given) != 1:
         raise ConfigError(
-            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one of them, such "
-            "as num_frames=(17, 81), or max_frames=81 (frame_rule then sets the length of shorter clips)"
+            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one of "
+            "num_frames, such as (17, 81), and max_frames, such as 81 (frame_rule then determines the length of shorter "
+            "clips)"
         )
 
 

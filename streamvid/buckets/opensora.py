@@ -185,7 +185,7 @@ def _share(where: str, value: object) -> Fraction:
     if not 0 <= share <= 1:
         raise ConfigError(
             f"{where}: probability={value!r}: must be from 0 to 1; if this configuration is for Open-Sora's batch size "
-            "search, write 1.0, followed by the batch size that the search found"
+            "search, write [1.0, N], where N is the batch size that the search found"
         )
     return share
 

@@ -56,7 +56,7 @@ class EncodeJob:
     num_visits: int
 
     def writer(self) -> SidecarWriter:
-        """Open the features for writing. Raises ConfigError if the destination contains other features."""
+        """Open the features for writing. Raises ConfigError if the destination contains features from another job."""
         return SidecarWriter(self.url, self.source.dataset, self.made_with, self.num_visits, self.storage)
 
 

@@ -92,8 +92,8 @@ def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, so
     files = sorted(base.glob(f"*{SAFETENSORS}"))
     if not files:
         raise ConfigError(
-            f"{base} has no {SAFETENSORS} files, but {source} contains tensors for it; use the folder of the base "
-            "model with which the run started"
+            f"{base} has no {SAFETENSORS} files, but {source} contains tensors for this component; use the folder "
+            "of the base model with which the run started"
         )
     state = read_state(files)
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]

@@ -242,7 +242,7 @@ def _child(module: nn.Module, field: str, name: str | None) -> nn.Module:
     if part is None:
         raise ConfigError(
             f"model.lora.{field} is {name!r}, which the training module does not have; allowed: {child_names(module)}, "
-            "or a dotted name below them"
+            "or a dotted name below one of these"
         )
     return part
 

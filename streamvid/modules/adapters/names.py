@@ -224,8 +224,8 @@ def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -
     renamed = {one.name: one.to_original(adapters) for one in candidates}
     if len({tuple(found) for found in renamed.values()}) > 1:
         raise ConfigError(
-            f"these layers exist in several families ({', '.join(renamed)}) under different names; specify the family "
-            f"(for example, --family {candidates[0].name})"
+            f"the adapters' layers exist in several families ({', '.join(renamed)}) under different names; specify "
+            f"the family (for example, --family {candidates[0].name})"
         )
     return dict(adapters) if not renamed else renamed[candidates[0].name]
 

@@ -217,7 +217,7 @@ def check_track(data: bytes, window: AudioWindow) -> None:
         if not (is_right and is_present):
             raise DecodeError(
                 f"the audio in the written clip from second {second} onward differs from what was encoded; report "
-                "this as a bug, and use --audio-codec flac until it is fixed"
+                "this as a bug, and use --audio-codec flac until the bug is fixed"
             )
         second += _BLOCK_SECONDS
 
