@@ -394,8 +394,8 @@ def _check_counts(config: BucketConfig, form: str) -> None:
     if len(given) != 1:
         raise ConfigError(
             f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one of "
-            "num_frames, such as (17, 81), and max_frames, such as 81 (frame_rule then determines the length of shorter "
-            "clips)"
+            "num_frames, such as (17, 81), and max_frames, such as 81 (frame_rule then determines the length of "
+            "shorter clips)"
         )
 
 

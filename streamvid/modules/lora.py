@@ -135,8 +135,8 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
         if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, LAYERS):
             raise ConfigError(
                 f"model.lora.preset_path {path} contains {name}.{min(pair)}, which matches no layer of "
-                f"{config.preset_model} or has no counterpart; allowed: pairs NAME.lora_A.weight and "
-                "NAME.lora_B.weight of linear and convolution layers"
+                f"{config.preset_model} or has no counterpart; allowed: pairs of NAME.lora_A.weight and "
+                "NAME.lora_B.weight for linear and convolution layers"
             )
         down, up = (pair[part].float().flatten(1) for part in ("lora_A", "lora_B"))
         if up.shape[1] != down.shape[0] or (up.shape[0], down.shape[1]) != layer.weight.flatten(1).shape:

@@ -149,7 +149,7 @@ def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def require_finite(module: nn.Module, tensors: Mapping[str, Tensor], step: int) -> None:
-    """Raise StreamvidError if a trainable tensor contains infinity or NaN, so that no run resumes from it."""
+    """Raise StreamvidError if a trainable tensor contains infinity or NaN, so that it is never saved."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not tensors[name].isfinite().all():
             raise StreamvidError(

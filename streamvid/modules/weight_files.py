@@ -276,7 +276,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except (IndexError, KeyError, TypeError, AttributeError) as error:  # torch's unpickler, on anything but a pickle
         raise ConfigError(
-            f"{file} is not a weight file; allowed: safetensors, or a state dict that torch.save wrote"
+            f"{file} is not a weight file; allowed: safetensors files, and state dicts saved with torch.save"
         ) from error
     except pickle.UnpicklingError as error:
         # The cause is between torch's advice to load the file without weights_only, and a link.
