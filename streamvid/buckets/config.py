@@ -243,7 +243,7 @@ class BucketConfig:
 
     @property
     def keeps_all(self) -> bool:
-        """True if no keep probability is below 1."""
+        """True if every keep probability is 1."""
         keeps = [keep for group in self._classes for keep in group.keep.values()]
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
