@@ -104,7 +104,10 @@ class Bucket:
 
     @property
     def is_audio(self) -> bool:
-        """True if the bucket's samples have audio but no pictures. `num_frames` is then the number of 1/25 s ticks."""
+        """True if the bucket's samples have audio but no pictures.
+
+        In an audio bucket, `num_frames` is the duration in ticks of 1/25 s.
+        """
         return self.num_frames > 0 and self.height == 0 == self.width
 
     @property
@@ -179,7 +182,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     table = aspect_table(resolution, multiple)
     if aspect_ratio not in table:
         raise ConfigError(
-            f"bucket {text!r}: {resolution} with multiple {multiple} has no ratio {aspect_ratio}; "
+            f"bucket {text!r}: with multiple={multiple}, {resolution} has no ratio {aspect_ratio}; "
             f"available: {', '.join(table)}"
         )
     return Bucket(num_frames, *table[aspect_ratio], resolution, aspect_ratio)

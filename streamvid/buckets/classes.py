@@ -23,7 +23,7 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Shares of clips that a bucket passes on or accepts, among the clips that reach the bucket and can fill it.
+    """Shares of clips that a bucket skips or accepts, relative to the clips that reach the bucket and can fill it.
 
     skip: share that moves on to the bucket with the next lower frame count in the class; if None, no clip moves on and
         no random number is drawn.
@@ -128,7 +128,8 @@ def _by_class(
 def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | None) -> tuple[Bucket, ...]:
     """Return the buckets that the clip can fill, for the size with the nearest ratio.
 
-    On a tie, the size with the longest bucket wins, and then the size whose longest bucket has the most pixels.
+    On a tie, the size with the longest bucket wins; on a further tie, the size whose longest bucket has the most
+    pixels wins.
     """
     best: tuple[Fraction | int, int, int] | None = None
     nearest: tuple[Bucket, ...] = ()
@@ -192,7 +193,7 @@ def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
 def size_class(
     buckets: Sequence[Bucket], shared: Sharing, area: int | None = None, keep: Mapping[int, Keep] | None = None
 ) -> SizeClass:
-    """Build a class from the given buckets.
+    """Build a size class from `buckets`.
 
     area: nominal area of the class in pixels; None to derive it from the resolution or the size of the buckets.
     If several buckets differ only in their ratio, the bucket in `shared` represents all of them. New shapes are added

@@ -150,7 +150,7 @@ class BucketConfig:
 
     @property
     def multiple(self) -> int:
-        """Divisor of every side, in pixels."""
+        """Number of pixels of which every side must be a multiple."""
         return self.ratios.multiple
 
     @property
@@ -243,7 +243,7 @@ class BucketConfig:
 
     @property
     def keeps_all(self) -> bool:
-        """True if no keep probability is below 1."""
+        """True if every keep probability is 1."""
         keeps = [keep for group in self._classes for keep in group.keep.values()]
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
@@ -393,8 +393,9 @@ def _check_counts(config: BucketConfig, form: str) -> None:
         raise ConfigError("resolution requires num_frames, such as (1, 17, 33), and cannot be combined with max_frames")
     if len(given) != 1:
         raise ConfigError(
-            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one of them, such "
-            "as num_frames=(17, 81), or max_frames=81 (frame_rule then sets the length of shorter clips)"
+            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one of "
+            "num_frames, such as (17, 81), and max_frames, such as 81 (frame_rule then determines the length of "
+            "shorter clips)"
         )
 
 

@@ -64,7 +64,7 @@ class Document:
     assign: str = "draw"
 
     def to_config(self) -> BucketConfig:
-        """Build the configuration. Raises ConfigError, naming the field, for an invalid value."""
+        """Build the configuration. Raises a ConfigError that names the field if a value is invalid."""
         return BucketConfig(
             buckets=self.buckets,  # type: ignore[arg-type]  # BucketConfig parses them
             opensora=self._opensora(),

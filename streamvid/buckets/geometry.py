@@ -103,7 +103,7 @@ def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple
 def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]:
     """Return the (height, width) for a width/height ratio and an area of about `pixels`.
 
-    Both sides are rounded down to multiples, unless a neighboring size has an area nearer to `pixels`.
+    Both sides are rounded down to multiples of `multiple`, unless a neighboring size has an area nearer to `pixels`.
     """
     # floor(sqrt(pixels * ratio) / multiple) without floats.
     width = max(1, isqrt(int(pixels * ratio / (multiple * multiple)))) * multiple

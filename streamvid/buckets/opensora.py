@@ -63,7 +63,7 @@ class OpenSoraConfig:
     """Buckets in Open-Sora format.
 
     bucket_config: nested mapping from resolution to frame count to [probability, batch size].
-    probabilities: Open-Sora version whose interpretation of probability pairs applies, "opensora-v2" or
+    probabilities: Open-Sora version that defines the meaning of probability pairs: "opensora-v2" or
         "opensora-v1.2".
     """
 
@@ -110,7 +110,7 @@ class OpenSoraConfig:
                     listed.setdefault(bucket.id, bucket)
                     _add_batch_size(sizes, shared[bucket.resolution, bucket.shape], entry.batch_size)
         if not listed:
-            problem = "every probability is 0; raise one of them" if groups else "it is empty; add a resolution"
+            problem = "every probability is 0; raise at least one" if groups else "it is empty; add a resolution"
             raise ConfigError(f"bucket_config keeps no clips: {problem}")
         return OpenSora(by_area(groups), tuple(listed.values()), sizes)
 
@@ -185,7 +185,7 @@ def _share(where: str, value: object) -> Fraction:
     if not 0 <= share <= 1:
         raise ConfigError(
             f"{where}: probability={value!r}: must be from 0 to 1; if this configuration is for Open-Sora's batch size "
-            "search, write 1.0, followed by the batch size that the search found"
+            "search, write [1.0, N], where N is the batch size that the search found"
         )
     return share
 

@@ -58,7 +58,7 @@ class Pick:
                 "1, and start at least 0"
             )
         if self.way in ("time", "number") and (self.fps is None or self.fps <= 0):
-            raise ConfigError(f"fps={self.fps}: must be above 0 to choose frames by {self.way}")
+            raise ConfigError(f"fps={self.fps}: must be above 0 if way={self.way!r}")
 
     @property
     def needs_times(self) -> bool:
@@ -87,7 +87,7 @@ class Pick:
             fps, last = float(self.fps), num_frames - 1
             return [round(min(min(place, _MAX_TICKS) / fps * self.clip_fps, last)) for place in self._places]
         if times is None or len(times) != num_frames:
-            raise ConfigError(f"choosing frames by {self.way} requires the clip's timestamps, which are unknown")
+            raise ConfigError(f"way={self.way!r} requires the clip's timestamps, which are unknown")
         if self.way == "spread":
             span = int(times[-1]) - int(times[0])
             wanted = [Fraction(span * i, max(1, self.count - 1)) for i in range(self.count)]

@@ -82,7 +82,7 @@ class Ratios:
 
     @property
     def bounds(self) -> tuple[Fraction, Fraction]:
-        """Minimum and maximum width / height."""
+        """Minimum and maximum aspect ratio, as width / height."""
         if self.num_ar_buckets is None:
             return self.min_ar or Fraction(0), self.max_ar or Fraction(1000)
         return self.min_ar or Fraction(1, 2), self.max_ar or Fraction(2)

@@ -48,7 +48,7 @@ class BucketTable:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """Distinct buckets, in the order given."""
+        """Distinct buckets, in the order of `candidates`."""
         first: dict[tuple[str | None, tuple[int, int, int]], Bucket] = {}
         for bucket in self.candidates:
             first.setdefault((bucket.resolution, bucket.shape), bucket)

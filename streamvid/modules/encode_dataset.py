@@ -30,7 +30,7 @@ _POLL_SECONDS = 2.0
 
 @dataclass
 class EncodeResult:
-    """Result of the encoding in this process.
+    """Result of encoding a dataset in this process.
 
     num_missing: number of visits without tensors because the sample is bad; readers substitute another sample.
     is_sealed: True if the features are complete.
@@ -56,7 +56,7 @@ class EncodeJob:
     num_visits: int
 
     def writer(self) -> SidecarWriter:
-        """Open the features for writing. Raises ConfigError if the destination contains different features."""
+        """Open the features for writing. Raises ConfigError if the destination contains features from another job."""
         return SidecarWriter(self.url, self.source.dataset, self.made_with, self.num_visits, self.storage)
 
 

@@ -29,8 +29,8 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
     Return the number of layers with adapters.
 
     family: see `convert_adapters`.
-    Raises ConfigError if the target exists, or if its name does not match the format: only the name of a file ends with
-    .safetensors. Also raises the same errors as `convert_adapters`.
+    Raises ConfigError if the target exists, or if its name does not match the format: a file name must end with
+    .safetensors, and a folder name must not. Also raises the same errors as `convert_adapters`.
     """
     if format != "peft" and target.suffix != SAFETENSORS:
         raise ConfigError(f"-o {target}: must end with {SAFETENSORS} for --format {format}")
@@ -92,8 +92,8 @@ def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, so
     files = sorted(base.glob(f"*{SAFETENSORS}"))
     if not files:
         raise ConfigError(
-            f"{base} has no {SAFETENSORS} files, but {source} contains tensors for it; use the folder of the base "
-            "model with which the run started"
+            f"{base} has no {SAFETENSORS} files, but {source} contains tensors for this component; use the folder "
+            "of the base model with which the run started"
         )
     state = read_state(files)
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]

@@ -46,7 +46,7 @@ def _inject(module: nn.Module, name: str, config: LoraConfig) -> tuple[str, ...]
         from peft import inject_adapter_in_model
     except ImportError as error:
         raise ConfigError(
-            f"model.lora.base_model requires the package peft, but importing it failed ({error}); run "
+            f"model.lora.base_model requires the peft package, but importing it failed ({error}); run "
             "pip install 'peft>=0.14'"
         ) from error
 
@@ -64,7 +64,7 @@ def _inject(module: nn.Module, name: str, config: LoraConfig) -> tuple[str, ...]
     if config.checkpoint is not None:
         _load_checkpoint(base, name, config)
     _log.info(
-        "added adapters of rank %d to %d layers of %s (%s): %s",
+        "added rank-%d adapters to %d layers of %s (%s): %s",
         config.rank,
         len(targets),
         name,
@@ -135,8 +135,8 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
         if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, LAYERS):
             raise ConfigError(
                 f"model.lora.preset_path {path} contains {name}.{min(pair)}, which matches no layer of "
-                f"{config.preset_model} or has no counterpart; allowed: pairs NAME.lora_A.weight and "
-                "NAME.lora_B.weight of linear and convolution layers"
+                f"{config.preset_model} or has no counterpart; allowed: pairs of NAME.lora_A.weight and "
+                "NAME.lora_B.weight for linear and convolution layers"
             )
         down, up = (pair[part].float().flatten(1) for part in ("lora_A", "lora_B"))
         if up.shape[1] != down.shape[0] or (up.shape[0], down.shape[1]) != layer.weight.flatten(1).shape:
@@ -242,7 +242,7 @@ def _child(module: nn.Module, field: str, name: str | None) -> nn.Module:
     if part is None:
         raise ConfigError(
             f"model.lora.{field} is {name!r}, which the training module does not have; allowed: {child_names(module)}, "
-            "or a dotted name below them"
+            "or a dotted name below one of these"
         )
     return part
 

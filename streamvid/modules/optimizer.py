@@ -91,8 +91,8 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"optimizer.factory {config.factory!r} rejects its arguments ({', '.join(config.arguments)}): {error}; "
-            "correct optimizer.args, or set optimizer.betas or optimizer.weight_decay to null if the optimizer has "
-            "none"
+            "correct optimizer.args, or set optimizer.betas or optimizer.weight_decay to null if the optimizer "
+            "does not accept them"
         ) from error
     return made
 
@@ -128,9 +128,9 @@ class Ema:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if state.keys() != self.mean.keys():
             raise StateError(
-                "the moving average in the checkpoint does not cover the same parameters as this run "
-                f"(for example, only one of them has {min(state.keys() ^ self.mean.keys())}); use the configuration "
-                "with which the checkpoint was saved"
+                "the moving average in the checkpoint does not cover the same parameters as the moving average of this "
+                f"run (for example, only one of the two has {min(state.keys() ^ self.mean.keys())}); use the "
+                "configuration with which the checkpoint was saved"
             )
         for name, tensor in state.items():
             self.mean[name].copy_(tensor)

@@ -117,7 +117,7 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 
 
 def changing(module: nn.Module) -> dict[str, Tensor]:
-    """Return trainable parameters and changing persistent buffers (such as batch-norm statistics) by name.
+    """Map names to trainable parameters and to persistent buffers that change (such as batch-norm statistics).
 
     Buffers are included for parts in train mode and for children whose parameters are all trainable. `state_dict` is
     not used, because it is a collective operation if weights are sharded.
@@ -149,7 +149,7 @@ def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def require_finite(module: nn.Module, tensors: Mapping[str, Tensor], step: int) -> None:
-    """Raise StreamvidError if a trainable tensor contains infinity or NaN, so that no run resumes from it."""
+    """Raise StreamvidError if a trainable tensor contains infinity or NaN, so that it is never saved."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not tensors[name].isfinite().all():
             raise StreamvidError(

@@ -261,7 +261,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _is_pickle(file: Path) -> bool:
-    """Return whether a file that safetensors cannot read begins like a pickle or like a file of torch.save."""
+    """Return whether a file that safetensors cannot read begins like a pickle or a torch.save file."""
     with file.open("rb") as opened:
         head = opened.read(9)
     # A safetensors file has 8 bytes with the length of its header, which begins with a brace.
@@ -276,7 +276,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except (IndexError, KeyError, TypeError, AttributeError) as error:  # torch's unpickler, on anything but a pickle
         raise ConfigError(
-            f"{file} is not a weight file; allowed: safetensors, or a state dict that torch.save wrote"
+            f"{file} is not a weight file; allowed: safetensors files, and state dicts saved with torch.save"
         ) from error
     except pickle.UnpicklingError as error:
         # The cause is between torch's advice to load the file without weights_only, and a link.

@@ -15,7 +15,7 @@ class FsspecTransport(Transport):
     """Transport to `fsspec.filesystem(protocol)`. The file system itself splits large uploads.
 
     If a version is requested, it is checked after the read. Responses contain no version, so parts of one large read
-    may come from two versions.
+    may come from different versions.
     """
 
     def __init__(self, protocol: str) -> None:

@@ -79,7 +79,7 @@ class StorageOptions:
 
     @staticmethod
     def of(value: StorageOptions | Mapping[str, Any] | None) -> StorageOptions:
-        """Return options from an instance, a mapping with field names as keys, or None (the defaults)."""
+        """Return an instance unchanged, or build one from a mapping of fields or from None (all defaults)."""
         unknown = set(value) - {field.name for field in fields(StorageOptions)} if isinstance(value, Mapping) else None
         try:
             return options_of(StorageOptions, value, "storage")

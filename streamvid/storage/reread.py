@@ -24,7 +24,7 @@ class WrongReads:
         """Record a wrong read, and return a verdict.
 
         "again": the caller should read the range again.
-        "stored": two reads returned the same bytes, so the stored data is wrong.
+        "stored": two reads returned the same wrong bytes, so the stored data is wrong.
         "unproven": MAX_READS reads all returned different bytes.
 
         wrong: value that is equal for two reads only if both returned the same bytes, such as a digest.

@@ -104,8 +104,8 @@ class Store(Protocol):
     def read_at_once(self, path: str, ranges: Ranges) -> bool:
         """Fill the buffers as `read_ranges` does, if all bytes are in this machine's memory.
 
-        Return False if they are not, or if the read fails; the contents of the buffers are then undefined. Raises
-        StorageError only for a path that leaves the store.
+        Return False if some bytes are not in memory, or if the read fails; the contents of the buffers are then
+        undefined. Raises StorageError only for a path that leaves the store.
         """
         return False
 

@@ -111,9 +111,9 @@ class Transport:
     def copy_part(
         self, source: Transport, source_key: str, version: str, key: str, upload: str, number: int, start: int, end: int
     ) -> str:
-        """Create a part from bytes [start, end) of an object in `source`, as `copy` does.
+        """Create a part by copying bytes [start, end) of an object in `source`. Return the part's tag.
 
-        Return the tag of the part.
+        Raises RequestError if the object's version is not `version`.
         """
         raise NotImplementedError
 

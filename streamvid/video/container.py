@@ -186,8 +186,8 @@ class VideoFile:
     def bodies_left_out(self) -> Iterator[None]:
         """Read only the first bytes of a remote file's key frames inside the `with` block.
 
-        Other packet data reads as zeros. Nothing is left out unless the container's index contains sizes, times and key
-        frames, and the codec needs nothing else from packets. Bytes between packets are always read from the file.
+        Other packet data reads as zeros; bytes between packets are still read from the file. If the container's index
+        lacks sizes, times or key frames, or the codec needs more data from packets, the whole file is read.
         """
         far = self._far
         if far is None or self.container_name != "mov" or self.codec_name not in _INDEXED_CODECS:
@@ -226,7 +226,7 @@ def open_video(source: Source, limits: Limits) -> AbstractContextManager[VideoFi
 
 
 def open_audio(source: Source, limits: Limits) -> AbstractContextManager[VideoFile]:
-    """Open a file to read its audio, as `open_video` does. Files without pictures are allowed."""
+    """Open a file to read its audio. This works like `open_video`, but also accepts files without pictures."""
     return _opened(source, limits, needs_pictures=False)
 
 
@@ -290,7 +290,7 @@ def read_stream(container: InputContainer, stream: StreamT) -> Generator[Packet[
 
 
 def _refuse_by_name(head: bytes, needs_pictures: bool) -> None:
-    """Raise ProbeError, naming the format, for a file that the whitelist would reject without an explanation."""
+    """Raise a ProbeError that names the format if the whitelist would reject the file without an explanation."""
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
     sounds = [name for magic, name in _SOUND_ONLY.items() if head.startswith(magic)]
     is_wave = head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"

@@ -25,7 +25,7 @@ _BOTTOM, _TOP, _LEFT, _RIGHT, _WIDTH, _HEIGHT = 0x54AA, 0x54BB, 0x54CC, 0x54DD, 
 
 
 def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
-    """Return the cropping margins of all streams. The keys are stream IDs in MOV, and video track numbers in Matroska.
+    """Map each stream ID (MOV) or video track number (Matroska) to the cropping margins of its stream.
 
     The result is empty if finding the boxes would require more reads than any real file needs.
     """

@@ -18,7 +18,7 @@ _SPLITTING_CONTAINERS = frozenset({"mpegts", "mpeg"})
 
 
 def separates_fields(container: str, codec: str) -> bool:
-    """Return whether packets with this container and codec must be passed through `join_fields`."""
+    """Return whether packets of this codec in this container must be passed through `join_fields`."""
     return container in _SPLITTING_CONTAINERS and codec == "h264"
 
 

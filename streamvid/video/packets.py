@@ -215,7 +215,7 @@ def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = N
 
 
 def remedy() -> str:
-    """Return advice for error messages on repairing a file with unreliable timestamps."""
+    """Return advice on repairing a file with unreliable timestamps, for use in error messages."""
     return "re-encode the file (ffmpeg -i IN OUT.mp4)"
 
 

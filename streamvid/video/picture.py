@@ -18,8 +18,8 @@ class PictureFormat:
 
     pixels: memory layout of uint8 values: "rgb24" has the shape (H, W, 3); "yuv420p" has a Y plane with shape (H, W),
         followed by U and V planes with shape (H/2, W/2); "mask" has the shape (H, W) (see MaskReader).
-    accuracy: accuracy of the conversion to RGB. "fast" is swscale's default, 1 to 3 levels too dark on average; "exact"
-        has a bias below 0.05 levels and respects the source's chroma siting.
+    accuracy: accuracy of the conversion to RGB. "fast" is swscale's default; on average, it is 1 to 3 levels too dark.
+        "exact" has a bias below 0.05 levels and respects the source's chroma siting.
 
     Raises ConfigError for invalid values.
     """

@@ -23,7 +23,7 @@ _MAX_GROUP_BYTES = 1 << 28
 
 
 def stores_decode_times(container: str, codec: str) -> bool:
-    """Return whether packets with this container and codec must be passed through `display_times`."""
+    """Return whether packets of this codec in this container must be passed through `display_times`."""
     return container == "avi" and codec in _GROUPS
 
 
@@ -74,7 +74,7 @@ def _timed(group: list[Packet[VideoStream]], order: list[int]) -> list[Packet[Vi
 
 
 def _mpeg4_order(group: list[Packet[VideoStream]], _stream: VideoStream) -> list[int]:
-    """Return the display order: the reference picture after the B-pictures that follow it in decode order."""
+    """Return the display order: the B-pictures, then the reference picture that precedes them in decode order."""
     return [*range(1, len(group)), 0][: len(group)]
 
 

@@ -32,7 +32,7 @@ class StreamInfo:
     - codec: FFmpeg's name for the codec.
     - extradata: the codec header as stored in the container.
     - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format, margins: as in VideoInfo.
-    - color: matrix, range, primaries and transfer as declared by the container, as FFmpeg numbers.
+    - color: matrix, range, primaries and transfer that the container declares, as FFmpeg numbers.
     - reorder_depth, x264_core: as in PacketTable.
 
     Raises DecodeError for impossible values.

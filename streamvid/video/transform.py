@@ -57,9 +57,9 @@ class Transform:
     - scale_width, scale_height: size of the scaled box before the rotation. For a quarter turn, these are the picture's
       height and width.
     - flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
-    - limited_format: pixel format of the limited-range frames to which the exact conversion first converts full-range
-      frames with more than 8 bits, because swscale divides their values by 2 ** bits instead of the largest value; ""
-      for other frames.
+    - limited_format: pixel format of an intermediate limited-range frame. The exact conversion needs it for full-range
+      frames with more than 8 bits, because swscale divides their values by 2 ** bits instead of by the largest value.
+      For other frames, it is "".
     """
 
     source_width: int

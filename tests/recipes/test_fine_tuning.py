@@ -138,7 +138,7 @@ def test_the_pipeline_loads_what_the_run_leaves_and_its_exports(
 @pytest.mark.parametrize(
     ("source", "format", "target", "said"),
     [
-        ("prompts.txt", "comfyui", "y.safetensors", "is not a weight file; allowed: safetensors, or a state dict"),
+        ("prompts.txt", "comfyui", "y.safetensors", "is not a weight file; allowed: safetensors files, and state"),
         ("model", "comfyui", "y.safetensors", "is a diffusers folder, not the output folder of a run"),
         ("run", "peft", "x.safetensors", "--format peft writes a folder; use a name without .safetensors"),
     ],

@@ -21,9 +21,9 @@ _MAX_FACTOR = 1 << 16
 class SampleRule:
     """Rule for the number of audio samples in a window: k * factor + remainder, for a whole number k.
 
-    The number that is closest to the duration of the frames is used; on a tie, the larger number. The rule `exact` (1k)
-    allows every number. A rule such as `640k` ensures that a model's audio encoder returns a whole number of latents.
-    Raises ConfigError for invalid values.
+    The number whose duration is closest to that of the frames is used; on a tie, the larger number is used.
+    The rule `exact` (1k) allows every number. A rule such as `640k` ensures that a model's audio encoder returns a
+    whole number of latents. Raises ConfigError for invalid values.
     """
 
     factor: int = 1

@@ -33,7 +33,7 @@ class EncodedAdapters:
     """Content of an adapter file.
 
     facts: header metadata.
-    peft_config: content of adapter_config.json next to the file, in peft's format; otherwise empty.
+    peft_config: content of adapter_config.json, which peft expects next to the file; empty for other formats.
     """
 
     tensors: dict[str, Tensor]

@@ -82,7 +82,7 @@ def _rules(
     """Return the rules for one kind of block.
 
     table: maps each original name to its names in diffusers, separated by spaces.
-    sizes: maps an original name to the relative number of outputs per layer, if these numbers differ.
+    sizes: maps an original name to the relative numbers of outputs of its layers in diffusers, if the numbers differ.
     """
     found = []
     for theirs, ours in table.items():
@@ -224,8 +224,8 @@ def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -
     renamed = {one.name: one.to_original(adapters) for one in candidates}
     if len({tuple(found) for found in renamed.values()}) > 1:
         raise ConfigError(
-            f"these layers exist in several families ({', '.join(renamed)}) under different names; specify the family "
-            f"(for example, --family {candidates[0].name})"
+            f"the adapters' layers exist in several families ({', '.join(renamed)}) under different names; specify "
+            f"the family (for example, --family {candidates[0].name})"
         )
     return dict(adapters) if not renamed else renamed[candidates[0].name]
 
@@ -247,7 +247,7 @@ def require_known(layers: Collection[str], family: str | None, where: str) -> No
     strange = [layer for layer in layers if all(_numbers(name, layer) is None for name in known)] or list(layers)
     raise ConfigError(
         f"{where} has adapters on {some(strange)}, whose names in other formats are not known; allowed: layers of "
-        f"{', '.join(FAMILIES)}. Train without these layers, or export in the format that the file already has"
+        f"{', '.join(FAMILIES)}. Train without these layers, or export in the file's current format"
     )
 
 

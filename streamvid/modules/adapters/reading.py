@@ -46,8 +46,8 @@ def read_adapters(path: Path, field: str, layers: Collection[str] = (), name: st
     """Read an adapter file.
 
     field: option that names the file, used in error messages.
-    layers: names of all parts of the model, if the model is available. Original names are converted if the model uses
-        diffusers names.
+    layers: names of all parts of the model, if the model is available. Original names in the file are converted if
+        the model uses diffusers names.
     name: dotted name of the model in the training module; keys in the file may begin with this name.
     Raises ConfigError if the file contains no adapters or its metadata is damaged.
     """
@@ -155,7 +155,7 @@ def _layer(key: str) -> str:
 def _facts(path: Path) -> dict[str, Mapping[str, Any]]:
     """Return the adapter metadata from the file's header or from peft's adapter_config.json next to the file.
 
-    The keys are pipeline components, or only "" if the facts apply to the whole file.
+    The metadata is grouped by pipeline component, or under the key "" if it applies to the whole file.
     """
     known, beside = read_metadata(path), path.with_name(PEFT_CONFIG_FILE)
     if DIFFUSERS_FACTS in known:

@@ -170,8 +170,8 @@ class BlockCache:
             end = offset + len(buffer)
             if offset < 0 or end > num_bytes:
                 raise StorageError(
-                    f"the index refers to bytes {offset} to {end} of object {name[:16]}…, which has {num_bytes} bytes; "
-                    "verify the dataset"
+                    f"the index refers to bytes {offset} to {end} of object {name[:16]}…, but the object has only "
+                    f"{num_bytes} bytes; verify the dataset"
                 )
             at = offset
             while at < end:
@@ -237,8 +237,7 @@ class BlockCache:
     def _is_wasted(self, block: CacheBlock) -> bool:
         """Return True if fetching the whole block would cost more traffic than caching it saves.
 
-        If the cache is smaller than the shuffle window, blocks are evicted before the other parts of these blocks are
-        read.
+        If the cache is smaller than the shuffle window, blocks are evicted before their remaining parts are read.
         """
         process = self._process()
         if not process.counts["evicted"] or block.num_bytes_wanted >= block.size:

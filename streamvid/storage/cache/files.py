@@ -276,11 +276,10 @@ class CacheFolder:
 
 
 def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-    """Return the files in eviction order: first the older files, shuffled, then the most recently used quarter.
+    """Return the files in eviction order: first the least recently used, shuffled, then the most recently used.
 
-    The most recently used quarter contains at least four files.
-
-    storage/README.md compares this order with LRU.
+    The second group contains about a quarter of all files, and at least four files. storage/README.md
+    compares this order with LRU.
     """
     ordered = sorted(files)
     older = max(0, len(ordered) - 4) * 3 // 4

@@ -72,5 +72,5 @@ def preroll(codec: str, extradata: bytes, sample_rate: int) -> tuple[int, int]:
 
 
 def can_start_anywhere(codec: str, extradata: bytes) -> bool:
-    """Return whether decoding of an indexed codec can start at any packet if the preroll is decoded first."""
+    """Return whether audio in an indexed codec can be decoded from any packet if the preroll is decoded first."""
     return codec != "aac" or not extradata or extradata[0] >> 3 != _ESCAPE

@@ -43,7 +43,7 @@ def short_preroll(info: AudioStreamInfo, packets: Iterable[memoryview]) -> int |
 
 
 def _is_right(info: AudioStreamInfo, packets: list[memoryview], expected: list[Float32s]) -> bool:
-    """Return whether a new decoder that is given all packets decodes the last packet to the expected samples."""
+    """Return whether a new decoder that receives all packets decodes the last packet to the expected samples."""
     decoder = open_audio_decoder(info)
     try:
         found = [decode_packet(decoder, packet_of(data)) for data in packets][-1]

@@ -137,7 +137,7 @@ class _Positions:
             self._tolerance = max(self._sample, self._tick * 3 // 2)
 
     def _continues(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> bool:
-        """Return whether a frame's counted position is right, even if the frame's timestamp deviates from it."""
+        """Return whether a frame's counted position is correct, even if the frame's timestamp deviates from it."""
         if not self._is_counted:
             return False
         step = self._deviation(frame, position)

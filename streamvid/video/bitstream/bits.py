@@ -25,7 +25,7 @@ class Bits:
         return found
 
     def ones(self, most: int) -> int:
-        """Return the number of 1 bits before the next 0 bit, at most `most`."""
+        """Return the number of 1 bits before the next 0 bit, up to `most`."""
         return next((number for number in range(most) if not self.take(1)[0]), most)
 
     def golomb(self) -> int:

@@ -27,8 +27,8 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
     header: the decoder's extradata.
     is_first: True for the first packet of the stream.
 
-    The container's flag is trusted for codecs in which pictures do not refer to each other, which this module does not
-    parse.
+    This module does not parse codecs in which pictures do not refer to each other. For these codecs, it trusts the
+    container's flag.
     """
     if codec in _UNDECLARED:
         return is_first
@@ -89,12 +89,12 @@ def _is_flv1_entry(packet: memoryview, _header: bytes) -> bool:
 
 
 def _is_msmpeg4_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether an MS-MPEG4 (version 2 or 3) or WMV 1 picture is intra-coded (its first 2 bits are then 0)."""
+    """Return whether an MS-MPEG4 (version 2 or 3) or WMV 1 picture is intra-coded, that is, starts with two 0 bits."""
     return Bits(packet).take(2)[0] == 0
 
 
 def _is_wmv2_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a WMV 2 picture is intra-coded (its first bit is then 0)."""
+    """Return whether a WMV 2 picture is intra-coded, that is, starts with a 0 bit."""
     return Bits(packet).take(1)[0] == 0
 
 
@@ -122,7 +122,7 @@ def _is_vp8_entry(packet: memoryview, _header: bytes) -> bool:
 
 
 def _is_theora_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a Theora packet is an intra frame, whose first 2 bits are 0 (Theora specification, 7.1)."""
+    """Return whether a Theora packet is an intra frame, that is, starts with two 0 bits (Theora specification, 7.1)."""
     return not packet[0] & 0xC0
 
 
@@ -161,7 +161,8 @@ def _leb128(packet: memoryview, at: int) -> tuple[int, int]:
 def _is_ffv1_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether an FFV1 frame is a key frame (RFC 9043, 4.3).
 
-    The flag is the first bit of the range coder, which is 1 in the upper half of its initial range.
+    The flag is the first bit that the range coder decodes. It is 1 if the packet's first 16 bits are in the upper half
+    of the coder's initial range.
     """
     return int.from_bytes(packet[:2], "big") >= 0x7F80
 

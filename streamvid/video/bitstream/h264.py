@@ -158,9 +158,9 @@ def is_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def x264_core(packet: memoryview, header: bytes) -> int:
-    """Return the version of x264 that the stream's first packet names, or 0 if that version follows the standard.
+    """Return the x264 version in a stream's first packet if that version deviates from the standard, otherwise 0.
 
-    Old versions deviate from the standard in 4:4:4 and direct prediction, so the decoder must know the version.
+    Old versions deviate in 4:4:4 and direct prediction, so the decoder must know the version.
     """
     for unit in units(packet, header):
         payload = _message(unit[1:], _USER_DATA) if len(unit) and unit[0] & 0b11111 == _SEI else None

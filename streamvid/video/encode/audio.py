@@ -83,12 +83,12 @@ class AudioWindow:
         yield self._only
 
     def blocks_of(self, source: Source, first_sample: int) -> Iterator[tuple[Samples, bool]]:
-        """Yield the audio of another source from `first_sample` on, in blocks as large as those from `blocks`."""
+        """Yield audio from another source, starting at `first_sample`, in blocks of the same sizes as `blocks`."""
         try:
             for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
                 yield samples, found.is_present
         except DecodeError as error:
-            raise ProbeError(f"its audio is damaged: {error}", kind="audio") from error
+            raise ProbeError(f"the audio is damaged: {error}", kind="audio") from error
 
 
 def find_window(
@@ -217,7 +217,7 @@ def check_track(data: bytes, window: AudioWindow) -> None:
         if not (is_right and is_present):
             raise DecodeError(
                 f"the audio in the written clip from second {second} onward differs from what was encoded; report "
-                "this as a bug, and use --audio-codec flac until it is fixed"
+                "this as a bug, and use --audio-codec flac until the bug is fixed"
             )
         second += _BLOCK_SECONDS
 

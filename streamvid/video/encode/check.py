@@ -111,7 +111,7 @@ def check_clip(
 
 
 def picture_checksum(frame: VideoFrame) -> int:
-    """Return the CRC-32 of a picture's planes, excluding the padding of rows."""
+    """Return the CRC-32 of a picture's planes, excluding row padding."""
     checksum = 0
     for number in range(len(frame.planes)):
         checksum = zlib.crc32(_rows(frame, number).tobytes(), checksum)
@@ -121,9 +121,7 @@ def picture_checksum(frame: VideoFrame) -> int:
 def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> None:
     times = [Fraction(time) * table.time_base for time in table.timestamps]
     if times != [tick * timeline.time_base for tick in timeline.ticks]:
-        raise DecodeError(
-            f"the timestamps differ from the expected ones ({len(times)} were found, {len(timeline.ticks)} expected)"
-        )
+        raise DecodeError(f"the {len(times)} timestamps differ from the {len(timeline.ticks)} expected timestamps")
     wanted = tuple(range(0, len(times), encoding.gop))
     if table.keyframes != wanted:
         raise DecodeError(
