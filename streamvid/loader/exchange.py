@@ -74,10 +74,9 @@ def check_equal_on_all_ranks(
 ) -> None:
     """Compare `identity` across the processes in `group` (None: all processes), which must all call this function.
 
-    The values of `identity` must be JSON-serializable. The function also compares num_ranks, and verifies that each
-    rank
-    from 0 to num_ranks - 1 has the same number of processes: `processes_per_rank`, if that argument is given. It does
-    nothing if torch.distributed is not initialized.
+    The values of `identity` must be JSON-serializable. The function also compares num_ranks, and verifies that all
+    ranks from 0 to num_ranks - 1 have the same number of processes (`processes_per_rank`, if given). It does nothing if
+    torch.distributed is not initialized.
 
     Raises the same ConfigError in every process, naming the components that differ, their values and their processes.
     Raises LoaderError if a process does not arrive within `timeout_seconds`; `group` is unusable after that.
@@ -101,7 +100,7 @@ def _gather_json(
     """Return the messages of all members, in group order.
 
     follows: True for the exchange of versions, which precedes the comparison of plans only with `schedule.follow`.
-        Raises ConfigError if another member is in the other exchange.
+        Raises ConfigError if some members exchange versions while others compare plans.
     """
     import torch.distributed as dist
 

@@ -131,7 +131,7 @@ class Subset:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size of the largest clip in bytes."""
+        """Size in bytes of the largest clip."""
         return max((largest_clip(shards) for shards in self.shards.values()), default=0)
 
 
@@ -465,7 +465,7 @@ def _select(
 ) -> tuple[dict[str, ShardRows], dict[str, npt.NDArray[np.int64]], Filter | None]:
     """Return (shards, numbers of matching samples, filter) for a split.
 
-    Shards are listed by bucket id, in plan order. The numbers of matching samples are parallel to the shards.
+    Both mappings have bucket ids as keys. Shards are in plan order, and each shard has one number of matching samples.
     """
     table = dataset.shards
     mine = table.select(split)

@@ -123,7 +123,7 @@ class DecodedDelivery:
                 self._flight.fetchers.submit(partial(self._read, together))
 
     def _read_at_once(self, slots: Sequence[Slot]) -> bool:
-        """Read clips that are in this machine's memory. Return False if they are not."""
+        """Read clips directly if their bytes are in this machine's memory. Return False if the clips were not read."""
         first = slots[0]
         source = first.sample.part.source
         if not source.store.is_local:

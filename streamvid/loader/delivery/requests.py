@@ -128,7 +128,7 @@ class Selection:
             plan = self.plan(cursor)
 
     def _groups(self, plan: AnyPlan) -> Iterator[list[Step]]:
-        """Yield the steps of each optimizer step: `accumulate` steps, or fewer if the run resumed inside the group."""
+        """Yield the steps of each optimizer step: `accumulate` steps, or fewer if the run resumed during it."""
         size = self.options.accumulate
         first, length = 0, size - plan.cursor.phase % size
         group: list[Step] = []

@@ -27,7 +27,7 @@ class Board:
         return num_workers * _ENTRY.size
 
     def begin(self, worker: int, task_id: int) -> None:
-        """Record that a worker starts a task now."""
+        """Record the task that a worker is starting, with the current time."""
         _ENTRY.pack_into(self._memory, worker * _ENTRY.size, time.monotonic(), task_id)
 
     def end(self, worker: int) -> None:

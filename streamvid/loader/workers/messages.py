@@ -193,7 +193,7 @@ Task: TypeAlias = DecodeTask | ReadTask
 
 
 def batch_of(kind: str, value: list[Any]) -> int | None:
-    """Return DecodeTask.batch of a message that was opened by `open_message`, or None for another task."""
+    """Return the `batch` of the DecodeTask that `open_message` returned, or None for a task of another kind."""
     return value[2] if kind == "decode" else None
 
 
@@ -257,7 +257,7 @@ class Answer(NamedTuple):
         return Fraction(over, under)
 
     def halves(self) -> tuple[Answer, ...]:
-        """Return two answers that have half of the results each, or this answer if it has fewer than two results."""
+        """Return two answers with half of the results each, or this answer if it has fewer than two results."""
         results, half = self.results, len(self.results) // 2
         if not half:
             return (self,)
@@ -266,7 +266,7 @@ class Answer(NamedTuple):
 
 
 def answer_messages(answers: Sequence[Answer]) -> Iterator[bytes]:
-    """Yield answers as JSON messages: one if they fit into it."""
+    """Yield answers as JSON messages. If all answers fit into one message, yield only that message."""
     data = _encode(tuple(answers))
     if len(data) <= MAX_MESSAGE_BYTES:
         yield data
@@ -280,7 +280,7 @@ def answer_messages(answers: Sequence[Answer]) -> Iterator[bytes]:
 
 
 def parse_answers(message: bytes) -> Iterator[Answer]:
-    """Yield the answers of a message that `answer_messages` made."""
+    """Yield the answers in a message from `answer_messages`."""
     for pid, task_id, kind, text, seconds, color, results, audio, start in json.loads(message.decode()):
         found = tuple(ReadResult(*one) for one in results)
         yield Answer(pid, task_id, kind, text, seconds, color, found, audio, start)
