@@ -230,7 +230,7 @@ def _check_start(
 ) -> None:
     """Verify that an attempt began at a position that the earlier attempt reached, so that no sample is lost.
 
-    An attempt that uses a different version of the datasets must begin where an epoch of that version begins.
+    An attempt that uses different versions of the datasets must begin where an epoch of these versions begins.
     """
     try:
         plan = _plan_of(selection, _last_start(earlier, attempt.start), attempt.start)

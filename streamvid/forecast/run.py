@@ -99,7 +99,7 @@ class LeftOutRow:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Metadata rows that were left without a bucket for the same kind of reason.
+    """Metadata rows that were not assigned to a bucket, all for the same kind of reason.
 
     expected: expected number of these rows.
     """

@@ -29,7 +29,7 @@ from streamvid.ledger.sessions import SESSION_FILE, ranks_in, session_folder, se
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive deliveries from one rank in one loop, none of them replaced later.
+    """Consecutive deliveries from one rank in one loop, none of which was replaced later.
 
     The deliveries are at positions from `start` to `until` (exclusive).
     """
@@ -152,7 +152,7 @@ def _attempts(folder: Path, numbers: list[int]) -> list[Attempt]:
 
 
 def _with_ends(attempts: list[Attempt]) -> tuple[Attempt, ...]:
-    """Return the attempts with `until` set in each: the position at which a later attempt begins to replace it."""
+    """Return the attempts. In each, set `until` to the position at which a later attempt begins to replace it."""
     found: list[Attempt] = []
     until = END
     for one in reversed(attempts):

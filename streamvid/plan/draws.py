@@ -86,7 +86,8 @@ def draw_sets(
         if len(sizes) > 1:
             raise IntegrityError(
                 f"draw set {one.name}: its buckets have different numbers of samples, because the filter selects "
-                "only some copies of a clip, or the index is damaged; change the filter (where=), or copy the dataset again"
+                "only some copies of a clip, or the index is damaged; change the filter (where=), or copy the dataset "
+                "again"
             )
     return found
 

@@ -298,7 +298,7 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Return how many units of each bucket the first `num_steps` steps contain, and the filler units.
+        """Return the units from each bucket in the first `num_steps` steps, and the fillers that complete these steps.
 
         The result is (bucket id → number of units, list of (bucket, number of filler units)).
         """

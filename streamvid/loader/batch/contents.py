@@ -98,7 +98,8 @@ class MediaPictures:
 class BatchMedia(Mapping[str, "torch.Tensor"]):
     """Value of `batch.media`: a mapping from the name of each conditioning input to its tensor; see Batch.
 
-    Tensors are in the batch's layout and on the batch's device. Pictures stored as yuv420p are converted to RGB on first access.
+    Tensors are in the batch's layout and on the batch's device. Pictures stored as yuv420p are converted to RGB on
+    first access.
     """
 
     def __init__(self, stored: dict[str, MediaPictures | torch.Tensor]) -> None:

@@ -82,7 +82,8 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
         first = several[0]
         if name in ragged and not first.ndim:
             raise ConfigError(
-                f"tensor {name!r} is a scalar; if an encoder returns a list of tensors, each tensor must have at least one dimension"
+                f"tensor {name!r} is a scalar; if an encoder returns a list of tensors, each tensor must have at least "
+                "one dimension"
             )
         kinds = {(one.dtype, one.shape[1:] if name in ragged else one.shape) for one in several}
         if len(kinds) > 1:

@@ -79,7 +79,7 @@ class DecodedDelivery:
         return self._timed(with_audio(part, row.clip, both, shape, _MAX_PIECES), packets)
 
     def _timed(self, part: ClipPart, packets: ClipIndex | None) -> ClipPart:
-        """Return the part with `start_seconds` set, if an audio input needs this time and the packets contain it."""
+        """Return the part. Set `start_seconds` if an audio input needs the start time and the packets contain it."""
         is_needed = any(medium.is_audio for medium in self._media)
         if not is_needed or packets is None or packets.time_base is None or part.numbers is None:
             return part

@@ -93,7 +93,7 @@ class DecodePool:
         return tuple(worker.pid for worker in self._workers)
 
     def submit(self, task: Task) -> None:
-        """Queue a task for the next free worker, in order, without waiting."""
+        """Queue a task for the next free worker, without waiting. Workers receive tasks in the order of submission."""
         message = task.to_json()
         if self._left or not self._send(message):
             self._left.append(message)
