@@ -142,7 +142,7 @@ def figure_labels(dataset: Dataset) -> dict[str, str]:
 def histograms_of(dataset: Dataset, max_samples: int = MAX_SCANNED_SAMPLES) -> Histograms:
     """Read the samples index, one row group per shard, and return histograms of the samples.
 
-    For a view, only the view's samples count. The function reads about `max_samples` samples at most, from at most
+    For a view, only the view's samples count. The function reads at most about `max_samples` samples, from at most
     MAX_SCANNED_SHARDS shards that are spread evenly over the dataset.
     """
     figures, shards, chosen = _figures(dataset), dataset.shards, filter_of_view(dataset)

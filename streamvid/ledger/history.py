@@ -181,8 +181,8 @@ def _session(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         version, is_right = LEDGER_VERSION, False
     if version != LEDGER_VERSION:
         raise SourceError(
-            f"{path} uses version {version!r} of the ledger format, but this streamvid reads only version "
-            f"{LEDGER_VERSION}; use the streamvid version that wrote the ledger"
+            f"{path} uses version {version!r} of the ledger format, but this version of streamvid reads "
+            f"only version {LEDGER_VERSION}; use the streamvid version that wrote the ledger"
         )
     if not is_right:
         raise SourceError(f"{path} is damaged; remove the folder {path.parent} to read the other sessions")

@@ -121,7 +121,7 @@ def _require_equal(identities: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _differing(identities: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return 'NAME is VALUE on processes …, VALUE on process …' for each component that differs between processes.
+    """Return a text for each differing component, such as 'seed is 1 on processes 0-2, 2 on process 3'.
 
     Components are in the order of the identities, in which causes precede their effects.
     """

@@ -45,7 +45,7 @@ class LoaderArguments:
         return set_up(replace(self.data, versions=tuple(versions)), self.plan, self.delivery, stores)
 
     def check_follow(self) -> None:
-        """Raise ConfigError if following versions is requested, but is not possible for these datasets."""
+        """Raise ConfigError if `schedule.follow` is set, but cannot be used with these datasets or with features."""
         if not self.plan.schedule.follow:
             return
         if self.data.features is not None:
@@ -106,8 +106,8 @@ class LoaderArguments:
             )
             raise StateError(
                 f"the state was saved with {named}, which cannot be opened: {error}. If the version was deleted, start "
-                "without the state, or use the state as an approximate position in the version that is open, with "
-                "load_state_dict(state, force=True). Versions with a tag are never deleted"
+                "without the state, or call load_state_dict(state, force=True) to use the state as an approximate "
+                "position in the version that is open. Versions with a tag are never deleted"
             ) from error
 
 

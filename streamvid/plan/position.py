@@ -36,7 +36,7 @@ class Cursor:
     phase: number of steps done in an incomplete group of `accumulate` steps.
     step: number of steps done in the epoch, including steps before a resume.
     carried: bucket id → position in the previous versions of the datasets, from which samples are still carried over;
-        see `versions/`. Empty unless the version has changed at the start of this epoch.
+        see `versions/`. Empty unless a version changed at the start of this epoch.
     Raises StateError for values that no plan produces.
     """
 

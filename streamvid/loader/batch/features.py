@@ -89,7 +89,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
         if len(kinds) > 1:
             shapes = ", ".join(dict.fromkeys(f"{one.dtype} {tuple(one.shape)}" for one in several))
             raise ConfigError(
-                f"tensor {name!r}: the tensors of a batch are {shapes}; they must have the same dtype and shape, "
+                f"tensor {name!r}: the tensors in a batch are {shapes}, but must have the same dtype and shape, "
                 "except that tensors that an encoder returns as a list may differ in their first dimension"
             )
         if name not in ragged:

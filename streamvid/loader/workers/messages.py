@@ -248,7 +248,7 @@ class Answer(NamedTuple):
 
     @property
     def first_time(self) -> Fraction:
-        """The time `start`, or 0, as a Fraction. Raises ValueError if the worker's value is invalid."""
+        """`start` as a Fraction, or 0 if `start` is None. Raises ValueError if the worker's value is invalid."""
         if self.start is None:
             return _ZERO
         over, under = self.start

@@ -141,11 +141,11 @@ class DecodePool:
                     heard(answer)
 
     def begun(self) -> dict[int, float]:
-        """Return the start of each task that a worker works on, by the task's id."""
+        """Return a mapping from the id of each task in progress to the task's start time."""
         return {task_id: since for _, task_id, since in self._board.tasks()}
 
     def _current(self) -> dict[int, int]:
-        """Return the id of the task that each worker works on, by the worker's process id."""
+        """Return a mapping from the process id of each busy worker to the id of the worker's task."""
         return {self._workers[number].pid: task_id for number, task_id, _ in self._board.tasks()}
 
     def kill(self, task_id: int) -> None:
