@@ -256,7 +256,7 @@ def _check_start(
 
 
 def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
-    """Return the position at which the epoch of `plan` begins in a later version.
+    """Return the position at which the epoch of `plan` begins with a later version.
 
     Samples that the later version removed are omitted.
     """

@@ -41,7 +41,7 @@ def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGrou
 
 
 def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> list[tuple[int, Any]]:
-    """Gather `value` from all processes that compare their plans, in a collective operation.
+    """In a collective operation, gather `value` from all processes that compare their plans.
 
     Return (rank, value) for each of these processes. Values must be JSON-serializable.
 

@@ -209,7 +209,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """Values that determine the view of a visit, for each dataset, as JSON. Features must have the same values."""
+        """Values, as JSON for each dataset, that determine the view of a visit. Features must have the same values."""
         return self._setup.view_facts
 
     @property
@@ -242,7 +242,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._plan.num_batches_left(self.world.rank, self._num_done)
 
     def num_steps(self, num_epochs: int) -> int:
-        """Return the total number of steps in the first `num_epochs` epochs, for a learning rate schedule."""
+        """Return the total number of steps in the first `num_epochs` epochs, as needed by learning rate schedules."""
         return self._plan.num_steps_through(num_epochs)
 
     def plan_report(self) -> tuple[BucketReport, ...]:

@@ -395,7 +395,7 @@ def _repeats(
     by: MixBy,
     model: ModelRule | None,
 ) -> list[Fraction]:
-    """Return the number of deliveries per sample per epoch, for each dataset."""
+    """Return each dataset's number of deliveries per sample per epoch."""
     if configs[0].weight is not None:
         weights = [exact_fraction("weight", config.weight) for config in configs]
         if by == "tokens":  # else datasets of different models may be mixed
@@ -446,7 +446,7 @@ def _draws(
     counts: Mapping[str, npt.NDArray[np.int64]],
     chosen: Filter | None,
 ) -> dict[str, list[DrawSet]]:
-    """Return the draw sets in each bucket, for the selected shards only."""
+    """Return the draw sets in each bucket. Only the selected shards are considered."""
     if not dataset.manifest.draws:
         return {}
     names = chosen.columns if chosen else ()

@@ -138,7 +138,7 @@ def agreed_versions(mix: Mix, is_due: bool, world: World, groups: ProcessGroups 
 def followed(
     arguments: LoaderArguments, setup: Setup, plan: AnyPlan, versions: tuple[int, ...]
 ) -> tuple[Setup, Cursor]:
-    """Return the setup with newer versions, and the position at which the epoch of `plan` begins in these versions.
+    """Return the setup with newer versions, and the position at which the epoch of `plan` begins with these versions.
 
     plan: plan of an epoch that has not begun, with the versions of `setup`.
     """
@@ -151,7 +151,7 @@ def followed(
 
 
 def start_in(new: Selection, plan: AnyPlan) -> Cursor:
-    """Return the position at which the epoch of `plan`, a plan for the previous version, begins in a new version."""
+    """Return the position at which the epoch of `plan`, a plan for the previous version, begins with a new version."""
     epoch, places = plan.cursor.epoch, plan.cursor.positions
     carries = plan.options.tail_rule.carries
     carried = {name: place for name, place in places.items() if carries and place < plan.start_of(name)}

@@ -37,7 +37,7 @@ class Planes:
     layout: Layout
 
     def rgb(self) -> torch.Tensor:
-        """Return the video as RGB, on the device of the planes."""
+        """Return the video as RGB on the device of the planes."""
         with profiled("streamvid.yuv420p_to_rgb"):
             return yuv420p_to_rgb(self.planes, self.table, self.height, self.width, self.layout)
 

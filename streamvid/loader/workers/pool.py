@@ -149,7 +149,7 @@ class DecodePool:
         return {self._workers[number].pid: task_id for number, task_id, _ in self._board.tasks()}
 
     def kill(self, task_id: int) -> None:
-        """Kill the worker that is running a stuck task, or all workers if none is running it.
+        """Kill the worker that is running a stuck task, or all workers if no worker is running the task.
 
         Before that, workers that are running a task print their stack traces to standard error. This method acquires no
         lock and never raises.
