@@ -209,7 +209,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """Values, as JSON for each dataset, that determine the view of a visit. Features must have the same values."""
+        """For each dataset, the values that determine a visit's view, as JSON. Features must have the same values."""
         return self._setup.view_facts
 
     @property

@@ -164,7 +164,7 @@ def _announce(old: Setup, new: Setup, epoch: int) -> None:
         return
     for before, part in zip(old.mix.parts, new.mix.parts, strict=True):
         _log.info(
-            "epoch %d: %s switches to version %d (%d samples) from version %d (%d samples)",
+            "epoch %d: %s now uses version %d (%d samples) instead of version %d (%d samples)",
             epoch,
             part.dataset.url,
             part.dataset.manifest.version,
