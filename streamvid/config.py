@@ -450,7 +450,7 @@ _SIMPLE: dict[Any, str] = {
 
 
 def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
-    """Return True if the value has one of these types, or if one of the types cannot be checked here."""
+    """Return True if the value has one of these types, or if this function cannot check one of the types."""
     if not set(members) <= _SIMPLE.keys():
         return True
     if isinstance(value, bool) or value is None:

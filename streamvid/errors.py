@@ -103,7 +103,7 @@ class WorkerError(LoaderError):
 
 
 class SampleError(LoaderError):
-    """A stored sample cannot be delivered. The message names its dataset, shard, key and bucket."""
+    """A stored sample cannot be delivered. The message names the sample's dataset, shard, key and bucket."""
 
 
 class SharedBatchError(LoaderError):

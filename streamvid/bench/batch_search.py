@@ -131,7 +131,7 @@ def search_batch_sizes(
 
 @dataclass(frozen=True)
 class _Search:
-    """Search for batch sizes that never runs the same trial twice.
+    """Search for batch sizes. No trial is run more than once.
 
     samples: bucket id → shape of one sample.
     """

@@ -26,7 +26,7 @@ class StoreRun:
     """Result of one pass over the store, in which byte ranges of clips are read and verified, but not decoded.
 
     num_bytes: number of bytes read.
-    num_stored_bytes: total stored size of these clips, in bytes.
+    num_stored_bytes: total stored size, in bytes, of all clips that were read in full or in part.
     num_bad: number of samples with a checksum mismatch.
     num_disk_bytes: number of bytes that the kernel read from disks during the pass; None if unknown.
     """

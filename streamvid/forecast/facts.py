@@ -37,7 +37,7 @@ class FactsBlock:
     values: name in FACT_COLUMNS → float64 values with shape (n,), with NaN for missing values and for values that are
         not numbers. Names without a column are omitted.
     sources: file names, with shape (n,); None if no column contains paths.
-    broken: row number → reason, for the unreadable rows of the block.
+    broken: row number → reason, for the unreadable rows in the block.
     num_captions: number of rows with a caption.
     """
 

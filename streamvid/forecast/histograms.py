@@ -142,8 +142,8 @@ def figure_labels(dataset: Dataset) -> dict[str, str]:
 def histograms_of(dataset: Dataset, max_samples: int = MAX_SCANNED_SAMPLES) -> Histograms:
     """Read the samples index, one row group per shard, and return histograms of the samples.
 
-    For a view, only the view's samples count. The function reads about `max_samples` samples and MAX_SCANNED_SHARDS
-    shards at most, spread evenly over the dataset.
+    For a view, only the view's samples count. The function reads at most about `max_samples` samples, from at most
+    MAX_SCANNED_SHARDS shards that are spread evenly over the dataset.
     """
     figures, shards, chosen = _figures(dataset), dataset.shards, filter_of_view(dataset)
     counts = shards.num_samples if chosen is None else count_matches(dataset, shards, chosen)

@@ -132,7 +132,7 @@ def host_memory(
 ) -> HostMemory:
     """Return the host memory that a run needs. The ring size is exact. Worker memory is estimated from the cost table.
 
-    max_clip_bytes: size of the largest clip in bytes, or 0 if unknown.
+    max_clip_bytes: size in bytes of the largest clip, or 0 if unknown.
     """
     from streamvid.loader.setup import loader_memory
 

@@ -230,7 +230,7 @@ def _check_start(
 ) -> None:
     """Verify that an attempt began at a position that the earlier attempt reached, so that no sample is lost.
 
-    An attempt that uses a different version of the datasets must begin where an epoch of that version begins.
+    An attempt that uses different versions of the datasets must begin where an epoch of these versions begins.
     """
     try:
         plan = _plan_of(selection, _last_start(earlier, attempt.start), attempt.start)
@@ -256,7 +256,7 @@ def _check_start(
 
 
 def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
-    """Return the position at which the epoch of `plan` begins in a later version.
+    """Return the position at which the epoch of `plan` begins with a later version.
 
     Samples that the later version removed are omitted.
     """
@@ -281,7 +281,7 @@ def _last_start(attempt: Attempt, before: Position) -> Cursor:
 
 
 def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPlan:
-    """Return the plan for the epoch of a later position, in a run that began at `cursor`."""
+    """Return the plan for a later position's epoch in a run that began at `cursor`."""
     plan = selection.plan(cursor)
     if position.epoch - cursor.epoch > _MAX_EPOCHS:
         raise StateError(

@@ -47,7 +47,7 @@ class LoadSummary:
 
 @dataclass(frozen=True)
 class RankLoads:
-    """Rank loads at the computed steps, which are all steps of an epoch or slices spread evenly over it.
+    """Loads of each rank at the computed steps, which are all steps of an epoch or evenly spread slices of it.
 
     num_steps: number of steps in the epoch.
     samples, tokens, costs: int64 with shape (computed steps, ranks). Costs are in the plan's unit.

@@ -26,7 +26,8 @@ class PlannedRun:
     """Run to forecast. Most fields are arguments of VideoLoader.
 
     costs: measured step costs; None to predict them from tokens.
-    details: True to add loads and memory and, for a sealed dataset, the shapes and time from its samples index.
+    details: True to add loads and memory and, for a sealed dataset, bucket shapes and time, which are computed from the
+        samples index.
     """
 
     num_ranks: int = option(1, help="Number of data-parallel ranks.", minimum=1, maximum=MAX_NUM_RANKS)
@@ -98,7 +99,7 @@ class LeftOutRow:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Metadata rows that were left without a bucket for the same kind of reason.
+    """Metadata rows that were not assigned to a bucket, all for the same kind of reason.
 
     expected: expected number of these rows.
     """

@@ -29,7 +29,7 @@ from streamvid.ledger.sessions import SESSION_FILE, ranks_in, session_folder, se
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive deliveries from one rank in one loop, none of them replaced later.
+    """Consecutive deliveries from one rank in one loop, none of which was replaced later.
 
     The deliveries are at positions from `start` to `until` (exclusive).
     """
@@ -152,7 +152,7 @@ def _attempts(folder: Path, numbers: list[int]) -> list[Attempt]:
 
 
 def _with_ends(attempts: list[Attempt]) -> tuple[Attempt, ...]:
-    """Return the attempts with `until` set in each: the position at which a later attempt begins to replace it."""
+    """Return the attempts. In each, set `until` to the position at which a later attempt begins to replace it."""
     found: list[Attempt] = []
     until = END
     for one in reversed(attempts):
@@ -181,8 +181,8 @@ def _session(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         version, is_right = LEDGER_VERSION, False
     if version != LEDGER_VERSION:
         raise SourceError(
-            f"{path} uses version {version!r} of the ledger format, but this streamvid reads only version "
-            f"{LEDGER_VERSION}; use the streamvid version that wrote the ledger"
+            f"{path} uses version {version!r} of the ledger format, but this version of streamvid reads "
+            f"only version {LEDGER_VERSION}; use the streamvid version that wrote the ledger"
         )
     if not is_right:
         raise SourceError(f"{path} is damaged; remove the folder {path.parent} to read the other sessions")

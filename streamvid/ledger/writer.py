@@ -99,7 +99,10 @@ class LedgerWriter:
             raise _storage_error(self._folder, error) from error
 
     def _enter(self, session: bytes) -> Path:
-        """Create this rank's log in the newest session, or in a new session if the plan or the start differs."""
+        """Create this rank's log in the newest session or, if necessary, in a new session.
+
+        A new session is necessary if the newest session has another plan or start, or already a log for this rank.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         while True:
             number = newest_session(self._folder)

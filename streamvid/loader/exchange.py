@@ -41,7 +41,7 @@ def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGrou
 
 
 def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> list[tuple[int, Any]]:
-    """Gather `value` from all processes that compare their plans, in a collective operation.
+    """In a collective operation, gather `value` from all processes that compare their plans.
 
     Return (rank, value) for each of these processes. Values must be JSON-serializable.
 
@@ -74,10 +74,9 @@ def check_equal_on_all_ranks(
 ) -> None:
     """Compare `identity` across the processes in `group` (None: all processes), which must all call this function.
 
-    The values of `identity` must be JSON-serializable. The function also compares num_ranks, and verifies that each
-    rank
-    from 0 to num_ranks - 1 has the same number of processes: `processes_per_rank`, if that argument is given. It does
-    nothing if torch.distributed is not initialized.
+    The values of `identity` must be JSON-serializable. The function also compares num_ranks, and verifies that all
+    ranks from 0 to num_ranks - 1 have the same number of processes (`processes_per_rank`, if given). It does nothing if
+    torch.distributed is not initialized.
 
     Raises the same ConfigError in every process, naming the components that differ, their values and their processes.
     Raises LoaderError if a process does not arrive within `timeout_seconds`; `group` is unusable after that.
@@ -101,7 +100,7 @@ def _gather_json(
     """Return the messages of all members, in group order.
 
     follows: True for the exchange of versions, which precedes the comparison of plans only with `schedule.follow`.
-        Raises ConfigError if another member is in the other exchange.
+        Raises ConfigError if some members exchange versions while others compare plans.
     """
     import torch.distributed as dist
 
@@ -122,7 +121,7 @@ def _require_equal(identities: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _differing(identities: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return 'NAME is VALUE on processes …, VALUE on process …' for each component that differs between processes.
+    """Return a text for each differing component, such as 'seed is 1 on processes 0-2, 2 on process 3'.
 
     Components are in the order of the identities, in which causes precede their effects.
     """

@@ -209,7 +209,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """Values that determine the view of a visit, for each dataset, as JSON. Features must have the same values."""
+        """For each dataset, the values that determine a visit's view, as JSON. Features must have the same values."""
         return self._setup.view_facts
 
     @property
@@ -242,7 +242,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._plan.num_batches_left(self.world.rank, self._num_done)
 
     def num_steps(self, num_epochs: int) -> int:
-        """Return the total number of steps in the first `num_epochs` epochs, for a learning rate schedule."""
+        """Return the total number of steps in the first `num_epochs` epochs, as needed by learning rate schedules."""
         return self._plan.num_steps_through(num_epochs)
 
     def plan_report(self) -> tuple[BucketReport, ...]:
@@ -289,7 +289,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._iterate(*self._start_run(end_epoch, is_again), end_epoch)
 
     def _start_run(self, end_epoch: int | None, is_again: bool = False) -> tuple[Pipeline, int]:
-        """Start a run up to `end_epoch`, or of one epoch if the loader follows versions. Return (pipeline, number)."""
+        """Start a run that ends before `end_epoch`, or after one epoch with `follow`. Return (pipeline, run number)."""
         self._monitor.begin(self._setup, self._plan.cursor, is_again, self.stats)
         pipeline = self._open_pipeline()
         run, last = pipeline.stop(), self._plan.cursor.epoch + 1 if self._follows else end_epoch

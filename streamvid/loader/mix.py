@@ -131,7 +131,7 @@ class Subset:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size of the largest clip in bytes."""
+        """Size in bytes of the largest clip."""
         return max((largest_clip(shards) for shards in self.shards.values()), default=0)
 
 
@@ -271,7 +271,7 @@ class SampleRequest:
 
 
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
-    """Yield (shard, place) for each possible substitute for a bad sample, in the order of the attempts (BAD-1).
+    """Yield (shard, place) for each possible substitute for a bad sample, in the order in which they are tried (BAD-1).
 
     The other samples in the bad sample's shard come first, starting after the bad sample and wrapping around. The
     samples of the bucket's other shards follow, starting with the next shard and wrapping around.
@@ -395,7 +395,7 @@ def _repeats(
     by: MixBy,
     model: ModelRule | None,
 ) -> list[Fraction]:
-    """Return the number of deliveries per sample per epoch, for each dataset."""
+    """Return each dataset's number of deliveries per sample per epoch."""
     if configs[0].weight is not None:
         weights = [exact_fraction("weight", config.weight) for config in configs]
         if by == "tokens":  # else datasets of different models may be mixed
@@ -431,8 +431,8 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
         mine = bucket if bucket.id not in buckets else replace(bucket, resolution=None, aspect_ratio=None)
         if not known and mine.id in buckets:
             raise ConfigError(
-                f"dataset {dataset}: bucket {bucket.id} differs in shape from the bucket with this id in an earlier "
-                f"dataset, and the alternative id {mine.id} is also taken; list this dataset first"
+                f"dataset {dataset}: bucket {bucket.id} differs in shape from the bucket with this id in a dataset "
+                f"that is listed earlier, and the alternative id {mine.id} is also taken; list this dataset first"
             )
         common[bucket.id] = known[0] if known else mine.id
         buckets.setdefault(common[bucket.id], mine)
@@ -446,15 +446,15 @@ def _draws(
     counts: Mapping[str, npt.NDArray[np.int64]],
     chosen: Filter | None,
 ) -> dict[str, list[DrawSet]]:
-    """Return the draw sets in each bucket, for the selected shards only."""
+    """Return the draw sets in each bucket. Only the selected shards are considered."""
     if not dataset.manifest.draws:
         return {}
     names = chosen.columns if chosen else ()
     own = [name for name in names if name in OF_BUCKET or name.startswith(OF_BUCKET_PREFIXES)]
     if chosen is not None and own:
         raise ConfigError(
-            f"where={chosen.text!r}: {own[0]} differs between the buckets of a clip in {dataset.url}, and each epoch "
-            "draws one of these buckets; use a property of the clip itself, such as source_width"
+            f"where={chosen.text!r}: {own[0]} differs between the buckets that store a clip in {dataset.url}, so it "
+            "cannot select clips; use a property of the clip itself, such as source_width"
         )
     numbers = {name: rows.table.number[rows.rows] for name, rows in shards.items()}
     return draw_sets(dataset.manifest.draws, numbers, counts)
@@ -465,7 +465,7 @@ def _select(
 ) -> tuple[dict[str, ShardRows], dict[str, npt.NDArray[np.int64]], Filter | None]:
     """Return (shards, numbers of matching samples, filter) for a split.
 
-    Shards are listed by bucket id, in plan order. The numbers of matching samples are parallel to the shards.
+    Both mappings have bucket ids as keys. Shards are in plan order, and each shard has one number of matching samples.
     """
     table = dataset.shards
     mine = table.select(split)

@@ -29,7 +29,7 @@ def report_memory(
     largest = max(buckets, key=lambda bucket: host_bytes(bucket, batch_sizes[bucket.id], pixels))
     size = batch_sizes[largest.id]
     _log.info(
-        "the largest batch in host memory has %d samples of bucket %s and takes %d bytes as %s (%d bytes per sample)",
+        "the largest batch in host memory has %d samples from bucket %s and takes %d bytes as %s (%d bytes per sample)",
         size,
         largest.id,
         host_bytes(largest, size, pixels),

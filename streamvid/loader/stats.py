@@ -40,7 +40,7 @@ class BatchStats:
         return BatchStats(*(getattr(self, name) + sign * getattr(other, name) for name in _BATCH_FIELDS))
 
     def add_sample(self, sample: BatchStats) -> None:
-        """Add the statistics of one sample, which contain no waits. Four times as fast as `plus`."""
+        """Add the statistics of one sample, which contain no waits. The method is four times as fast as `plus`."""
         self.fetch_seconds += sample.fetch_seconds
         self.decode_seconds += sample.decode_seconds
         self.num_bytes_fetched += sample.num_bytes_fetched
@@ -224,7 +224,7 @@ class StatsMeter:
 
     @property
     def seconds(self) -> float:
-        """Time since the first batch was requested."""
+        """Seconds since the first batch was requested."""
         return perf_counter() - self._start if self._total.num_steps else 0.0
 
     def stats(self) -> LoaderStats:

@@ -37,7 +37,7 @@ assert set(LIMITS) == set(get_args(Limit))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Run conditions that affect the advice.
+    """Run conditions that affect the remedies in a verdict.
 
     clips: form in which the clips are stored, "copy" or "native".
     """

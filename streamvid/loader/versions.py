@@ -45,7 +45,7 @@ class LoaderArguments:
         return set_up(replace(self.data, versions=tuple(versions)), self.plan, self.delivery, stores)
 
     def check_follow(self) -> None:
-        """Raise ConfigError if following versions is requested, but is not possible for these datasets."""
+        """Raise ConfigError if `schedule.follow` is set, but cannot be used with these datasets or with features."""
         if not self.plan.schedule.follow:
             return
         if self.data.features is not None:
@@ -106,8 +106,8 @@ class LoaderArguments:
             )
             raise StateError(
                 f"the state was saved with {named}, which cannot be opened: {error}. If the version was deleted, start "
-                "without the state, or use the state as an approximate position in the version that is open, with "
-                "load_state_dict(state, force=True). Versions with a tag are never deleted"
+                "without the state, or call load_state_dict(state, force=True) to use the state as an approximate "
+                "position in the version that is open. Versions with a tag are never deleted"
             ) from error
 
 
@@ -138,7 +138,7 @@ def agreed_versions(mix: Mix, is_due: bool, world: World, groups: ProcessGroups 
 def followed(
     arguments: LoaderArguments, setup: Setup, plan: AnyPlan, versions: tuple[int, ...]
 ) -> tuple[Setup, Cursor]:
-    """Return the setup with newer versions, and the position at which the epoch of `plan` begins in these versions.
+    """Return the setup with newer versions, and the position at which the epoch of `plan` begins with these versions.
 
     plan: plan of an epoch that has not begun, with the versions of `setup`.
     """
@@ -151,7 +151,7 @@ def followed(
 
 
 def start_in(new: Selection, plan: AnyPlan) -> Cursor:
-    """Return the position at which the epoch of `plan`, a plan for the previous version, begins in a new version."""
+    """Return the position at which the epoch of `plan`, a plan for the previous version, begins with a new version."""
     epoch, places = plan.cursor.epoch, plan.cursor.positions
     carries = plan.options.tail_rule.carries
     carried = {name: place for name, place in places.items() if carries and place < plan.start_of(name)}
@@ -164,7 +164,7 @@ def _announce(old: Setup, new: Setup, epoch: int) -> None:
         return
     for before, part in zip(old.mix.parts, new.mix.parts, strict=True):
         _log.info(
-            "epoch %d: %s switches to version %d (%d samples) from version %d (%d samples)",
+            "epoch %d: %s now uses version %d (%d samples) instead of version %d (%d samples)",
             epoch,
             part.dataset.url,
             part.dataset.manifest.version,

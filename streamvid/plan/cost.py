@@ -97,7 +97,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Map each bucket id to nanoseconds per step with the bucket's batch size, as input for `cost_classes`."""
+        """Map each bucket id to the nanoseconds that a step with the bucket's batch size takes, for `cost_classes`."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +129,9 @@ class CostTable:
 
 
 def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> CostTable:
-    """Return a cost table without measurements. Attention has its default share, and only cost ratios are meaningful.
+    """Return a cost table without measurements.
+
+    Attention has its default share of the cost, and only cost ratios are meaningful.
 
     model: model whose VAE and patch sizes determine the number of tokens; None uses `Bucket.tokens`.
     """
@@ -170,7 +172,8 @@ def fit_costs(
 def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str, int]:
     """Map each bucket id to the number of the bucket's cost class. Class 0 is the cheapest class.
 
-    A class contains the buckets that cost at most `tolerance` more than the cheapest bucket of the class.
+    A class contains the buckets that cost at most (1 + `tolerance`) times as much as the class's cheapest bucket.
+
     costs: bucket id → cost, an integer of at least 1.
     tolerance: allowed difference as a multiple of the lowest cost in the class, from 0 to 10.
     Raises ConfigError for invalid values.
@@ -271,11 +274,13 @@ def _triples(measurements: Iterable[tuple[str, int, float]]) -> Iterator[tuple[s
     expected = "(bucket id, batch size, seconds), such as ('832x480-81f', 4, 0.75)"
     if not isinstance(measurements, Iterable) or isinstance(measurements, Mapping | str | bytes):
         raise ConfigError(
-            f"measurements={reprlib.repr(measurements)}: must be a list with one entry per measured step, {expected}"
+            f"measurements={reprlib.repr(measurements)}: must be a list of measured steps of the form {expected}"
         )
     for number, entry in enumerate(measurements):
         if not _is_row(entry, 3):
-            raise ConfigError(f"measurements[{number}]={reprlib.repr(entry)}: must be a measured step, {expected}")
+            raise ConfigError(
+                f"measurements[{number}]={reprlib.repr(entry)}: must be a measured step of the form {expected}"
+            )
         bucket_id, batch_size, seconds = entry
         is_whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
         yield bucket_id, int(batch_size) if is_whole else batch_size, seconds

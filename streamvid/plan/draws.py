@@ -37,7 +37,7 @@ _PHASE_BITS = 20
 
 @dataclass(frozen=True, eq=False)
 class DrawSet:
-    """Set of clips that are stored in several buckets, as one of these buckets uses it.
+    """One bucket's view of a draw set, which is a set of clips that are stored in several buckets.
 
     name: hash of the set's name, the same in all of its buckets.
     weights: probabilities of the buckets, in units of 1 / UNIT. UNIT minus their sum is the probability, in the same
@@ -85,8 +85,9 @@ def draw_sets(
                 found.setdefault(bucket_id, []).append(DrawSet(hash_text(one.name), weights, member, shards))
         if len(sizes) > 1:
             raise IntegrityError(
-                f"draw set {one.name}: its buckets have different numbers of samples, because the filter or the index "
-                "differs between copies of a clip; copy the dataset again, or change the filter (where=)"
+                f"draw set {one.name}: its buckets have different numbers of samples, because the filter selects "
+                "only some copies of a clip, or the index is damaged; change the filter (where=), or copy the dataset "
+                "again"
             )
     return found
 

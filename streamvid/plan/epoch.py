@@ -138,7 +138,7 @@ class EpochPlan:
         return self.num_steps_left - num_steps_done - empty
 
     def num_steps_through(self, num_epochs: int) -> int:
-        """Return the total number of steps in the first `num_epochs` epochs, with this plan's batch sizes and ranks."""
+        """Return the total number of steps in the first `num_epochs` epochs for this plan's batch sizes and ranks."""
         require_integer("num_epochs", num_epochs, 0, MAX_EPOCH)
         if self.options.tail_rule.carries:
             return self._num_carried_steps(dict.fromkeys(self._streams, 0), num_epochs)
@@ -298,7 +298,7 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Return how many units of each bucket the first `num_steps` steps contain, and the filler units.
+        """Return the units from each bucket in the first `num_steps` steps, and the fillers that complete these steps.
 
         The result is (bucket id → number of units, list of (bucket, number of filler units)).
         """

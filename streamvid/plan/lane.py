@@ -103,7 +103,7 @@ class Lane:
         )
 
     def counts(self, num_steps: int) -> list[int]:
-        """Return how many units of each bucket the first `num_steps` steps contain, without fillers."""
+        """Return the number of units from each bucket in the first `num_steps` steps, not counting fillers."""
         taken = num_steps * self.num_ranks
         if len(self.spans) == 1:  # positions simply continue past the end of the block
             return [taken]

@@ -270,7 +270,7 @@ def repeats_of_weights(
 ) -> list[Fraction]:
     """Return how often each dataset is repeated per epoch if its share of an epoch is proportional to its weight.
 
-    num_samples, num_tokens: counts of each dataset, without repeats.
+    num_samples, num_tokens: numbers of samples and tokens in each dataset, without repeats.
     samples_per_epoch: total number of samples per epoch; None for the sum of `num_samples`.
     by: unit in which shares are measured.
     """

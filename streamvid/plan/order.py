@@ -150,6 +150,9 @@ def _linear_sums(
 
 
 def _count_up(groups: Int64Array, num_groups: int) -> Int64Array:
-    """Return 0, 1, … within each run of equal groups. `groups` is sorted, with values in [0, num_groups)."""
+    """Number the elements of each run of equal values in `groups`, starting with 0.
+
+    `groups` is sorted, with values in [0, num_groups).
+    """
     starts = np.searchsorted(groups, np.arange(num_groups))
     return np.arange(len(groups)) - starts[groups]

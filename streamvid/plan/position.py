@@ -35,8 +35,8 @@ class Cursor:
         entry is at the start of the epoch's own samples.
     phase: number of steps done in an incomplete group of `accumulate` steps.
     step: number of steps done in the epoch, including steps before a resume.
-    carried: bucket id → position in the previous version of the datasets, from which samples are still carried over;
-        see `versions/`. Empty unless the version has changed at the start of this epoch.
+    carried: bucket id → position in the previous versions of the datasets, from which samples are still carried over;
+        see `versions/`. Empty unless a version changed at the start of this epoch.
     Raises StateError for values that no plan produces.
     """
 

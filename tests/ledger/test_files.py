@@ -188,5 +188,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=match):
             read_history(tmp_path / "ledger")
     session.write_text(whole.replace('"version": 1', '"version": 2'))
-    with pytest.raises(SourceError, match="version 2 of the ledger format, but this streamvid reads only version 1"):
+    with pytest.raises(
+        SourceError, match="version 2 of the ledger format, but this version of streamvid reads only version 1"
+    ):
         read_history(tmp_path / "ledger")

@@ -198,7 +198,7 @@ def test_the_stage_tells_what_a_step_cost(dataset: Path) -> None:
     ("device", "why"),
     [
         ("gpu", "gpu"),
-        ("cuda:99", "no such CUDA device"),
+        ("cuda:99", "the CUDA device does not exist on this machine"),
         ("cuda:-1", "cuda:-1"),
         (1.5, "1.5"),
         ("xpu", "xpu"),

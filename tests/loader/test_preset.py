@@ -143,7 +143,7 @@ def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.INFO, logger="streamvid.loader"):
         open_loader(root, batch_size=2, world=ONE).close()
     of_batch = 2 * 9 * 96 * 64 * 3
-    text = f"the largest batch in host memory has 2 samples of bucket {long.id} and takes {of_batch} bytes as rgb24"
+    text = f"the largest batch in host memory has 2 samples from bucket {long.id} and takes {of_batch} bytes as rgb24"
     assert text in caplog.text
     assert "for the ring and the clips read ahead" in caplog.text
 

@@ -169,12 +169,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 ONE = (IDS[0], 1, 1.0)
-STEP = r"must be a measured step, \(bucket id, batch size, seconds\)"
+STEP = r"must be a measured step of the form \(bucket id, batch size, seconds\)"
 NO_PAIRS: Any = {"a": 3}
 NO_MEASUREMENTS: dict[str, Any] = {
     "at least one step": [],
-    r"measurements=\{.*\}: must be a list .* measured step, \(bucket id, batch size, seconds\), such as": {IDS[0]: 1.0},
-    r"measurements=5: must be a list with": 5,
+    r"measurements=\{.*\}: must be a list of measured steps of the form \(bucket id, batch size, seconds\), such as": {
+        IDS[0]: 1.0
+    },
+    r"measurements=5: must be a list of": 5,
     r"measurements=None: must be a list": None,
     r"measurements='abc': must be a list": "abc",
     rf"measurements\[1\]='abc': {STEP}": [ONE, "abc"],

@@ -88,12 +88,12 @@ def _coefficients(matrix: str, color_range: str, siting: str) -> tuple[int, ...]
 def yuv420p_to_rgb(
     planes: torch.Tensor, table: torch.Tensor, height: int, width: int, layout: Layout = "BCTHW"
 ) -> torch.Tensor:
-    """Convert yuv420p frames to uint8 RGB, contiguous in `layout`, with the same result on every device.
+    """Return yuv420p frames as contiguous uint8 RGB in `layout`. The result is the same on every device.
 
     planes: uint8 with shape (B, T, height * width * 3 // 2). Each frame consists of Y (H, W), then U and V (H/2, W/2
         each).
-    table: result of `color_table` for these B samples, on the same device. Different values cause no recompilation,
-        because no branch depends on them.
+    table: result of `color_table` for these B samples, on the same device. Different values do not cause
+        recompilation, because no branch depends on them.
 
     Chroma is upsampled linearly from its siting, with the edges repeated. Values are clamped last.
     """

@@ -37,7 +37,7 @@ class Planes:
     layout: Layout
 
     def rgb(self) -> torch.Tensor:
-        """Return the video as RGB, on the device of the planes."""
+        """Return the video as RGB on the device of the planes."""
         with profiled("streamvid.yuv420p_to_rgb"):
             return yuv420p_to_rgb(self.planes, self.table, self.height, self.width, self.layout)
 
@@ -67,7 +67,7 @@ class StoredClip:
 
     @property
     def stream(self) -> StreamInfo | None:
-        """Codec, headers, picture size and colors of the packets; None for a whole clip, which contains them."""
+        """Codec, headers, picture size and colors for decoding the packets; None for a whole clip in its container."""
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:
@@ -96,7 +96,11 @@ class MediaPictures:
 
 
 class BatchMedia(Mapping[str, "torch.Tensor"]):
-    """`batch.media`: tensors by name, in the batch's layout and on its device; see Batch. Audio is a plain tensor."""
+    """Value of `batch.media`: a mapping from the name of each conditioning input to its tensor; see Batch.
+
+    Tensors are in the batch's layout and on the batch's device. Pictures stored as yuv420p are converted to RGB on
+    first access.
+    """
 
     def __init__(self, stored: dict[str, MediaPictures | torch.Tensor]) -> None:
         self.stored = stored

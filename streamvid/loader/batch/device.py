@@ -132,7 +132,7 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
         found = torch.device(device)
         if found.type == "cuda":
             if (found.index or 0) >= cuda.device_count():
-                raise RuntimeError("there is no such CUDA device, or torch was built without CUDA")
+                raise RuntimeError("the CUDA device does not exist on this machine, or torch was built without CUDA")
         else:
             torch.empty(0, device=found)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:

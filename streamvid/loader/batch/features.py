@@ -81,13 +81,16 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
     for name, several in tensors.items():
         first = several[0]
         if name in ragged and not first.ndim:
-            raise ConfigError(f"tensor {name!r} is a scalar; tensors given as a list must have at least one dimension")
+            raise ConfigError(
+                f"tensor {name!r} is a scalar; if an encoder returns a list of tensors, each tensor must have at least "
+                "one dimension"
+            )
         kinds = {(one.dtype, one.shape[1:] if name in ragged else one.shape) for one in several}
         if len(kinds) > 1:
             shapes = ", ".join(dict.fromkeys(f"{one.dtype} {tuple(one.shape)}" for one in several))
             raise ConfigError(
-                f"tensor {name!r}: the tensors of a batch are {shapes}; they must have the same dtype and shape, "
-                "except that tensors given as a list may differ in their first dimension"
+                f"tensor {name!r}: the tensors in a batch are {shapes}, but must have the same dtype and shape, "
+                "except that tensors that an encoder returns as a list may differ in their first dimension"
             )
         if name not in ragged:
             fields[name] = _joined(several, first.shape)
@@ -120,7 +123,7 @@ def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tens
 def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.Tensor]:
     """Return the tensors of a complete batch, copied from `memory`.
 
-    Samples with an empty text receive the tensors that the features store for an empty text.
+    Samples with an empty text receive the precomputed tensors for an empty text.
     Raises SampleError, which names the sample, if a features file is invalid.
     """
     found: list[dict[str, torch.Tensor]] = []

@@ -164,10 +164,9 @@ def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
         if abs(fps / first - 1) * bucket.num_frames > Fraction(1, 2):
             where = "output.audio.fps" if fps == given else part.dataset.url
             raise ConfigError(
-                f"output.audio: bucket {bucket.id} is delivered at {float(first):.6g} fps, but at "
-                f"{float(fps):.6g} fps according to {where}, so its clips would need different numbers of "
-                "audio samples; shard the "
-                "datasets with the same --fps, or use a separate loader for each dataset"
+                f"output.audio: the frame rates for bucket {bucket.id} differ ({float(first):.6g} fps, and "
+                f"{float(fps):.6g} fps according to {where}), so its clips would need different numbers of audio "
+                "samples; shard the datasets with the same --fps, or use a separate loader for each dataset"
             )
     return first
 

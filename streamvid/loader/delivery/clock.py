@@ -68,9 +68,9 @@ class Clock:
     ) -> Overdue | None:
         """Return the first read or decode that exceeded the limit, or else a task that no worker accepted in time.
 
-        Return None if neither exists.
+        Return None if nothing is overdue.
 
-        begun_tasks: function that returns the start of each task that a decoder works on, by the task's id.
+        begun_tasks: function that returns a mapping from the id of each task in progress to the task's start time.
         """
         if self._limit_seconds is None:
             return None

@@ -79,7 +79,7 @@ class DecodedDelivery:
         return self._timed(with_audio(part, row.clip, both, shape, _MAX_PIECES), packets)
 
     def _timed(self, part: ClipPart, packets: ClipIndex | None) -> ClipPart:
-        """Return the part with `start_seconds` set, if an audio input needs this time and the packets contain it."""
+        """Return the part. Set `start_seconds` if an audio input needs the start time and the packets contain it."""
         is_needed = any(medium.is_audio for medium in self._media)
         if not is_needed or packets is None or packets.time_base is None or part.numbers is None:
             return part
@@ -123,7 +123,7 @@ class DecodedDelivery:
                 self._flight.fetchers.submit(partial(self._read, together))
 
     def _read_at_once(self, slots: Sequence[Slot]) -> bool:
-        """Read clips that are in this machine's memory. Return False if they are not."""
+        """Read clips directly if their bytes are in this machine's memory. Return False if the clips were not read."""
         first = slots[0]
         source = first.sample.part.source
         if not source.store.is_local:

@@ -90,7 +90,7 @@ def _bytes_of(packets: npt.NDArray[np.int64]) -> memoryview:
 
 
 def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
-    """Yield groups of delivery indices. One request can read all deliveries of a group.
+    """Yield groups of delivery indices. One request can read all deliveries in a group.
 
     For local stores, each group contains one delivery.
     """

@@ -180,7 +180,7 @@ class Flight:
             self.fetchers.submit(partial(self._kind.read, slot))
 
     def reject(self, slot: Slot, reason: str, *, is_corrupt: bool, is_gone: bool = False) -> None:
-        """Replace a slot's sample. The sample was verified to be bad (BAD-1), or its tar was deleted later."""
+        """Replace a slot's sample, which was verified to be bad (BAD-1) or whose tar a later version deleted."""
         if slot.clip is not None:
             self.clips.release(slot.clip)
             slot.clip = None

@@ -227,7 +227,7 @@ class IndexRows:
         submit: Callable[[Callable[[], None]], None],
         is_wanted: Callable[[], bool],
     ) -> Iterator[BatchRequest]:
-        """Yield the requests. Meanwhile, read the index rows that later requests need from object stores.
+        """Yield the requests. Meanwhile, read from object stores the index rows that later requests need.
 
         submit: function that runs a read in another thread.
         is_wanted: function that returns True while the run continues.

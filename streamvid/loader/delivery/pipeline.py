@@ -222,7 +222,7 @@ class Pipeline:
             raise fresh(error) from None
 
     def has_batch(self, run: int) -> bool:
-        """Return True if `next_batch` would return immediately, with a batch or, at the end of the run, with None.
+        """Return True if `next_batch` would immediately return a batch or, at the end of the run, None.
 
         Raises the error that ended the run.
         """

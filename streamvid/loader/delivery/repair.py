@@ -53,7 +53,7 @@ class Repairs:
         self._known: dict[_Name, str] = {}
 
     def reason(self, delivery: Delivery, *, is_whole: bool) -> str | None:
-        """Return the reason why a delivery is bad if that is already known, otherwise None.
+        """Return the reason why a delivery is bad, or None if the delivery is not known to be bad.
 
         is_whole: True if the delivery reads the whole clip. For a part, the result is None unless features are
             missing, because the bad bytes may be outside the part. Clips that do not decode are not remembered,

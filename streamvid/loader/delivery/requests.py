@@ -33,9 +33,9 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class EarlierVersion:
-    """Selection from the previous version of the datasets. Samples carried over from that version are delivered first.
+    """Selection from the previous versions of the datasets. Samples carried over from them are delivered first.
 
-    is_kept: function that returns which samples of the previous version the current version still contains.
+    is_kept: function that returns which samples in the previous versions are still in the current versions.
     """
 
     selection: Selection
@@ -46,7 +46,7 @@ class EarlierVersion:
 class Selection:
     """Inputs for one rank's plan: datasets, batch sizes, options, costs per bucket, and the rank.
 
-    earlier: the previous version, if some of its samples are still carried over; None otherwise.
+    earlier: the previous versions, if some of their samples are still carried over; None otherwise.
 
     A selection holds no reference to the loader, so a thread that iterates over `requests` does not keep the loader
     alive.
@@ -128,7 +128,7 @@ class Selection:
             plan = self.plan(cursor)
 
     def _groups(self, plan: AnyPlan) -> Iterator[list[Step]]:
-        """Yield the steps of each optimizer step: `accumulate` steps, or fewer if the run resumed inside the group."""
+        """Yield the steps of each optimizer step: `accumulate` steps, or fewer if the run resumed during it."""
         size = self.options.accumulate
         first, length = 0, size - plan.cursor.phase % size
         group: list[Step] = []

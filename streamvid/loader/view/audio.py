@@ -199,8 +199,8 @@ def with_audio(
     if index is not None and index[0].time_base is not None and part.window is not None:
         if index[1].num_bytes > clip.num_bytes:
             raise IntegrityError(
-                f"the index lists {clip.num_bytes} bytes for the clip, but the clip's packet table lists "
-                f"{index[1].num_bytes} bytes of audio; copy the dataset again"
+                f"the clip's packet table lists {index[1].num_bytes} bytes of audio, but the index lists only "
+                f"{clip.num_bytes} bytes for the whole clip; copy the dataset again"
             )
         found = _with_packets(part, *index, shape)
         if fits(found, clip, None, max_pieces) and _are_short(found):

@@ -103,7 +103,7 @@ class ClipPart:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Byte ranges to read, each as (first byte, size), in the order in which they follow each other in memory."""
+        """Byte ranges to read, each as (first byte, size), in the order of their bytes in memory."""
         own = None if self.audio is None else self.audio.own_range
         if own is None:
             return ((self.first_byte, self.num_bytes),)

@@ -150,8 +150,8 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
     total = sum(one.file.num_bytes for one in found) + row.clip.num_bytes
     if found and total > shard.max_clip_bytes:
         raise IntegrityError(
-            f"the index lists {total} bytes for the clip and its conditioning inputs, but the shard allows "
-            f"{shard.max_clip_bytes}; copy the dataset again"
+            f"the index lists {total} bytes for the clip and its conditioning inputs, but the shard table allows at "
+            f"most {shard.max_clip_bytes}; copy the dataset again"
         )
     return tuple(found)
 

@@ -55,7 +55,7 @@ def check_view(rule: ModelRule, view: ViewOptions) -> None:
         named, remedy = f"view.temporal={view.temporal!r}", "use another view.temporal, such as 'random'"
     if rule.fps is not None and (view.max_interval > 1 or view.temporal == "uniform"):
         raise ConfigError(
-            f"{named} delivers frames at rates that differ from the {float(rule.fps):g} fps of {rule.name}; "
+            f"{named} delivers frames at rates that differ from the {float(rule.fps):g} fps that {rule.name} requires; "
             f"{remedy}, or leave preset out"
         )
 

@@ -153,9 +153,9 @@ class TextOptions:
 class TextRule:
     """Rule that determines the texts delivered with one dataset's samples.
 
-    columns: (index column, weight) of each caption column. In the column `text`, samples may have several captions.
+    columns: (index column, weight) for each caption column. In the column `text`, samples may have several captions.
     template: parsed template, or None.
-    template_columns: (name, index column) of each column in the template; {text} and {fps} are not columns.
+    template_columns: (name, index column) for each column in the template; {text} and {fps} are not columns.
     """
 
     options: TextOptions = field(default_factory=TextOptions)

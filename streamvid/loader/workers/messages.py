@@ -195,7 +195,7 @@ Task: TypeAlias = DecodeTask | ReadTask
 
 
 def batch_of(kind: str, value: list[Any]) -> int:
-    """Return DecodeTask.batch of a message that was opened by `open_message`, or NO_BATCH for another task."""
+    """Return the `batch` of the DecodeTask that `open_message` returned, or NO_BATCH for a task of another kind."""
     return int(value[2]) if kind == "decode" else NO_BATCH
 
 
@@ -250,7 +250,7 @@ class Answer(NamedTuple):
 
     @property
     def first_time(self) -> Fraction:
-        """The time `start`, or 0, as a Fraction. Raises ValueError if the worker's value is invalid."""
+        """`start` as a Fraction, or 0 if `start` is None. Raises ValueError if the worker's value is invalid."""
         if self.start is None:
             return _ZERO
         over, under = self.start
@@ -259,7 +259,7 @@ class Answer(NamedTuple):
         return Fraction(over, under)
 
     def halves(self) -> tuple[Answer, ...]:
-        """Return two answers that have half of the results each, or this answer if it has fewer than two results."""
+        """Return two answers with half of the results each, or this answer if it has fewer than two results."""
         results, half = self.results, len(self.results) // 2
         if not half:
             return (self,)
@@ -268,7 +268,7 @@ class Answer(NamedTuple):
 
 
 def answer_messages(answers: Sequence[Answer]) -> Iterator[bytes]:
-    """Yield answers as JSON messages: one if they fit into it."""
+    """Yield answers as JSON messages. If all answers fit into one message, yield only that message."""
     data = _encode(tuple(answers))
     if len(data) <= MAX_MESSAGE_BYTES:
         yield data
@@ -282,7 +282,7 @@ def answer_messages(answers: Sequence[Answer]) -> Iterator[bytes]:
 
 
 def parse_answers(message: bytes) -> Iterator[Answer]:
-    """Yield the answers of a message that `answer_messages` made."""
+    """Yield the answers in a message from `answer_messages`."""
     for pid, task_id, kind, text, seconds, color, results, audio, start in json.loads(message.decode()):
         found = tuple(ReadResult(*one) for one in results)
         yield Answer(pid, task_id, kind, text, seconds, color, found, audio, start)

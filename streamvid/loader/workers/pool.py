@@ -94,7 +94,7 @@ class DecodePool:
         return tuple(worker.pid for worker in self._workers)
 
     def submit(self, task: Task) -> None:
-        """Queue a task for the next free worker, in order, without waiting."""
+        """Queue a task for the next free worker, without waiting. Workers receive tasks in the order of submission."""
         message = task.to_json()
         if self._left or not self._send(message):
             self._left.append(message)
@@ -142,15 +142,15 @@ class DecodePool:
                     heard(answer)
 
     def begun(self) -> dict[int, float]:
-        """Return the start of each task that a worker works on, by the task's id."""
+        """Return a mapping from the id of each task in progress to the task's start time."""
         return {task_id: since for _, task_id, since in self._board.tasks()}
 
     def _current(self) -> dict[int, int]:
-        """Return the id of the task that each worker works on, by the worker's process id."""
+        """Return a mapping from the process id of each busy worker to the id of the worker's task."""
         return {self._workers[number].pid: task_id for number, task_id, _ in self._board.tasks()}
 
     def kill(self, task_id: int) -> None:
-        """Kill the worker that is running a stuck task, or all workers if none is running it.
+        """Kill the worker that is running a stuck task, or all workers if no worker is running the task.
 
         Before that, workers that are running a task print their stack traces to standard error. This method acquires no
         lock and never raises.
