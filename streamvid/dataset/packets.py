@@ -237,7 +237,7 @@ def _fraction(text: object) -> Fraction:
 
 
 class _Lists:
-    """List columns of a table. In each row, the lists of all columns have the same length.
+    """Table columns that contain lists. In each row, the lists in all columns have the same length.
 
     edges: index of the first packet of each row, followed by the total number of packets.
     """

@@ -196,7 +196,7 @@ class _OpenPipeline:
     def _with(self, settings: ViewSettings) -> MixPart:
         """Return the split's part with its settings replaced by `settings`.
 
-        Parts that need different columns have different numbers, by which the pipeline caches columns.
+        The pipeline caches columns by part number, so parts that need different columns have different numbers.
         """
         dataset = self._part.dataset
         settings.view.check(dataset.manifest.clips, list(dataset.manifest.buckets), dataset.url)

@@ -72,8 +72,8 @@ def open_features(
         return [None] * len(datasets)
     if len(given) != len(datasets):
         raise ConfigError(
-            "--features must be given once per dataset, in the same order; there are "
-            f"{len(datasets)} datasets, but --features was given {len(given)} time(s)"
+            "--features must be given once for each dataset, in the order of the datasets; number of datasets: "
+            f"{len(datasets)}, number of --features: {len(given)}"
         )
     found = [open_sidecar(url, storage) for url in given]
     for sidecar, dataset in zip(found, datasets, strict=True):
@@ -103,7 +103,7 @@ def features_of(sidecar: Sidecar, place: SamplePlace, visit: int) -> VisitFeatur
 
 
 def settings_of(made_with: Mapping[str, object]) -> dict[str, str]:
-    """Return the view from which features were made, as URL parameters. See `view_facts` of the loader."""
+    """Return the view from which features were made, as URL parameters. See the loader's `view_facts`."""
     view = made_with.get("view")
     facts = view if isinstance(view, Mapping) else {}
     scale, columns = facts.get("spatial_scale"), facts.get("caption_column")

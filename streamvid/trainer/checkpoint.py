@@ -242,7 +242,7 @@ def _check_random_states(path: Path) -> None:
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
-    """Make accelerate save and load only tensors that training changes. Weight files contain all other tensors.
+    """Make accelerate save and load only the tensors that training changes.
 
     FSDP and DeepSpeed write sharded weights themselves.
     """

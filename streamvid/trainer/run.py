@@ -280,7 +280,7 @@ def _require_steps(config: TrainConfig, loader: Batches) -> None:
     epochs = config.num_epochs or 1
     if config.max_steps is None and loader.num_steps(epochs) < config.data.accumulate:
         raise ConfigError(
-            f"num_epochs={epochs}: the run would have no step, because no bucket has enough samples for a step of all "
-            "ranks; lower data.batch_size, data.max_tokens_per_batch or data.accumulate, or set num_epochs or "
+            f"num_epochs={epochs}: the run would have no steps, because no bucket has enough samples for a step on "
+            "all ranks; lower data.batch_size, data.max_tokens_per_batch or data.accumulate, or set num_epochs or "
             "max_steps to a higher number"
         )

@@ -129,7 +129,7 @@ class Join:
         )
 
     def files(self, progress: Progress) -> Iterator[bytes]:
-        """Yield the Parquet bytes of the new column files. Their order and row groups match the sample files."""
+        """Yield the Parquet bytes of the new column files, in the order and with the row groups of the sample files."""
         files, target = self._dataset.manifest.files.samples, schema({"key": "string", **self.types})
         for done, file in enumerate(files):
             progress("annotate", done, len(files))

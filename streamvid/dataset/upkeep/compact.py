@@ -100,8 +100,8 @@ def compact(
     workers: number of shards written at a time.
     temp_dir: scratch directory for remote stores, with room for two shards per worker.
 
-    Raises ConfigError for invalid options, IntegrityError for a damaged tar, DatasetError if another process changes
-    the dataset, and StorageError if the store fails.
+    Raises ConfigError for invalid options, IntegrityError for a damaged tar, DatasetError if another process is
+    changing the dataset, and StorageError if the store fails.
     """
     check_workers(workers)
     age = None if expire is None else parse_age(expire)

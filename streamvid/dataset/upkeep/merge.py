@@ -104,7 +104,7 @@ def merge(
     storage: options for `dataset` and, unless `source_storage` is given, for the sources.
     journal: see `copy_dataset`.
 
-    Raises ConfigError for invalid options, DatasetError if the datasets are incompatible or another process changes
+    Raises ConfigError for invalid options, DatasetError if the datasets are incompatible or another process is changing
     the dataset, IntegrityError for a damaged source, and StorageError if a store fails.
     """
     check_workers(workers)

@@ -139,7 +139,7 @@ class _Ran:
 
 
 def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
-    """Run two steps in the largest bucket, the first of which is a warm-up.
+    """Run a warm-up step and a measured step in the largest bucket.
 
     Return None if a step runs out of memory.
     """
