@@ -217,7 +217,7 @@ class PacketTables:
 
     @cached_property
     def _audio(self) -> tuple[_Lists, Int64s, Int64s, Int64s, Int64s]:
-        """Audio packets of all clips, as (lists, positions, offsets, heads, counts). Computed on first use."""
+        """Audio packets of all clips: list columns, positions, offsets, heads and counts. Computed on first use."""
         import numpy as np
 
         lists = _Lists(self._columns, "audio_size", ("audio_position_step", "audio_gap", "audio_head", "audio_count"))

@@ -105,7 +105,7 @@ class Checkpoints:
     ) -> None:
         """Save the weights as `name` and the state of this step.
 
-        Then remove the oldest files that exceed the configured limits.
+        Then remove the oldest weight files and states, so that only the configured numbers of each remain.
         """
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")

@@ -182,7 +182,7 @@ def _opened(source: DatasetConfig) -> Dataset:
 
 
 def check_features(config: TrainConfig, module: nn.Module, is_main: bool = True) -> None:
-    """Raise ConfigError if the run trains on features that were made with different encoders.
+    """Raise ConfigError if the run trains on features that were not made with the run's own encoders.
 
     is_main: True for the rank that builds the encoders if their weights must be compared.
     """

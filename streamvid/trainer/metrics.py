@@ -29,7 +29,7 @@ class BucketLoss:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Report of one rank on the steps since the last metrics line.
+    """Report from one rank on the steps since the last metrics line.
 
     figures: additional values that the module returned.
     spent: elapsed seconds, and the loader's figures.

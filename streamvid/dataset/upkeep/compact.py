@@ -293,7 +293,7 @@ class Compaction:
 
 @dataclass
 class _Group:
-    """Small shards that may become one shard."""
+    """Small shards that may be merged into one shard."""
 
     parts: list[Part] = field(default_factory=list)
     num_bytes: int = 0

@@ -206,7 +206,10 @@ class _Merge:
         return frozenset(replaced | {shard.index_path for shard in self.dead})
 
     def _own_shards(self, affected: frozenset[str]) -> tuple[list[NewShard], list[StoredSet]]:
-        """Return the shards in the affected sample files, without replaced samples, and the remaining draw sets."""
+        """Return the shards that a merge keeps from the affected sample files, and the remaining draw sets.
+
+        The shards no longer contain the replaced samples.
+        """
         shards, there = [], set()
         for number, shard in enumerate(self.dest.shards):
             part = _without(Part.whole(self.dest, shard), self.left_out.of_dest.get(number))

@@ -77,7 +77,8 @@ def merged_buckets(datasets: Sequence[Dataset]) -> tuple[Bucket, ...]:
 def merged_groups(dest: Dataset, sources: Sequence[Dataset], rows: pa.Schema) -> list[NewGroup]:
     """Return the column groups of a merged dataset. rows: schema of its sample files.
 
-    Each source adds one group, with the columns that were added to the source later or that the sample files lack.
+    Each source adds one group. It contains the columns that were added to the source after sealing, and the columns
+    that the merged dataset's sample files lack.
     """
     groups = own_groups(dest)
     for source in sources:
@@ -144,7 +145,7 @@ def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicat
 
 
 def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Mapping[str, int]:
-    """Map each record key in the sources to the number of the dataset whose samples stay.
+    """Map each record key in the sources to the number of the dataset whose samples are kept.
 
     Number 0 is `dest`; the sources are numbered from 1.
     """

@@ -83,7 +83,7 @@ def read_moved(store: Store, files: Sequence[FileInfo]) -> list[MovedShard]:
 
 
 def deleted_shards(moved: Sequence[MovedShard]) -> dict[str, MovedShard]:
-    """Map the paths of tars that must be deleted to their shards.
+    """Return the tars that must be deleted, as a mapping from path to shard.
 
     These tars contain samples that were removed or replaced, or are earlier tars from which such tars were made.
     """
