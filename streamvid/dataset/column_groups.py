@@ -27,7 +27,7 @@ class ColumnGroups:
 
     @property
     def is_partial(self) -> bool:
-        """True if a column has no values for some samples, because these samples were added after the column."""
+        """True if some samples have no value in a column because they were added after the column."""
         return any(None in group.files for group in self.groups)
 
     @staticmethod

@@ -184,7 +184,7 @@ class Dataset:
         return np.setdiff1d(np.arange(self.num_stored(shard), dtype=np.int32), removed, assume_unique=True)
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
-        """Return the paths of the files with columns that were added later and apply to this shard."""
+        """Return the paths of the files that contain this shard's values for columns added later."""
         place = self._groups.places[shard.index_path]
         files = (group.files[place] for group in self.manifest.columns)
         return [file.path for file in files if file is not None]

@@ -65,7 +65,7 @@ def open_features(
 ) -> list[Sidecar | None]:
     """Open the features of each dataset.
 
-    Raises ConfigError if the number of features is wrong, or if features belong to a different dataset.
+    Raises ConfigError if the numbers of features and datasets differ, or if features belong to a different dataset.
     """
     given = (options.features,) if isinstance(options.features, str) else options.features
     if given is None:

@@ -235,7 +235,7 @@ def require_output(output: Path) -> None:
 def _check_random_states(path: Path) -> None:
     """Raise an error if accelerate failed to restore the random states. Accelerate itself only logs such a failure.
 
-    If this rank has no file, nothing is checked: the run that saved the checkpoint had fewer ranks.
+    If this rank has no file, nothing is checked, because the run that saved the checkpoint had fewer ranks.
     """
     if path.exists() and not torch.equal(load_pickle(path)["torch_manual_seed"], torch.get_rng_state()):
         raise ValueError(f"{path.name} does not contain the random states of a training run")

@@ -201,8 +201,8 @@ def _features(config: TrainConfig, stores: Stores) -> Sidecar:
 def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """Open the training loader and the evaluation loader, which is empty if the run does not evaluate.
 
-    The function needs no model. Mistakes in the data are thus reported before the model is built, which can take
-    minutes.
+    The function does not need the model, so errors in the data are reported before the model is built. Building the
+    model can take minutes.
     """
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)

@@ -171,7 +171,10 @@ class Run:
     def report(
         self, progress: TrainProgress, made: StepResult | None = None, spent: Mapping[str, float] | None = None
     ) -> None:
-        """Evaluate if due, and add a line to metrics.jsonl and the trackers. Every rank must call this method."""
+        """Evaluate the model if an evaluation is due, and add a line to metrics.jsonl and the trackers.
+
+        Every rank must call this method.
+        """
         step, settings = progress.step, self.config.eval
         line: MetricLine = {"step": step}
         if made is not None and spent is not None:

@@ -52,7 +52,7 @@ def command(
 ) -> None:
     """Measure how many samples per second the loader delivers on this machine, and find the bottleneck.
 
-    First, only reads from the store are measured. Then a loader runs once with each number of workers.
+    First, only reads from the store are measured. Then a loader runs once for each number of workers.
     """
     from streamvid.bench.bench import bench
     from streamvid.dataset.versions.open import open_dataset

@@ -112,7 +112,7 @@ class Join:
             yield window
 
     def _unmatched(self) -> pa.Array:
-        """Return the keys of the annotation that match no sample."""
+        """Return the keys in the annotation that match no sample."""
         used = np.zeros(len(self._annotation.keys) + 1, bool)
         for rows in self._rows:
             used[rows] = True

@@ -149,12 +149,12 @@ def _merged_before(held: Writing) -> set[str]:
 
 
 class _Merge:
-    """Merge in progress. The constructor decides which samples stay; `run` writes the new version."""
+    """Merge in progress. The constructor decides which samples to keep; `run` writes the new version."""
 
     def __init__(
         self, held: Writing, sources: Sequence[Dataset], named: Sequence[Dataset], on_duplicate: OnDuplicate
     ) -> None:
-        """Decide which samples stay. named: all sources that were requested, including those merged earlier."""
+        """Decide which samples to keep. named: all sources that were requested, including those merged earlier."""
         self.held, self.dest, self.sources = held, held.dataset, sources
         contents = (source.manifest.fingerprints.content for source in named)
         self.merged = tuple(dict.fromkeys((*held.newest.merged, *contents)))
