@@ -116,9 +116,9 @@ class Deliverer:
         return found
 
     def poster(self, place: SamplePlace, settings: ViewSettings) -> Frames:
-        """Return one frame from the middle of the clip, of shape (1, height, width, 3), as the loader crops it.
+        """Return one frame from the middle of the clip, as the loader crops it, with shape (1, height, width, 3).
 
-        The bucket used here has a single frame, so that a whole window need not be decoded.
+        A bucket with a single frame is used, so that a whole window need not be decoded.
         """
         bucket = replace(self._bucket(place), num_frames=1)
         middle = replace(settings, view=ViewOptions("middle"))

@@ -36,7 +36,7 @@ _NUMPY = {
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """Facts about one stored tensor. Values are None if the tensor is empty or NumPy does not support its type."""
+    """One stored tensor. The statistics are None if it is empty or NumPy does not support its type."""
 
     name: str
     dtype: str

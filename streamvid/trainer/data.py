@@ -43,7 +43,7 @@ _SET_ELSEWHERE = {
 
 
 class Batches(Protocol):
-    """Interface of a loader for training, such as `streamvid.VideoLoader`. All ranks have the same number of steps."""
+    """Interface of a training loader, such as `streamvid.VideoLoader`. All ranks have the same number of steps."""
 
     @property
     def epoch(self) -> int: ...

@@ -196,8 +196,8 @@ class Run:
         """Generate videos if they are due. Every rank must call this method, after saving.
 
         A failure is logged and does not end the run, because training does not depend on videos. Raises ConfigError if
-        a required option is not set, and StreamvidError if weights are sharded, because the other ranks would otherwise
-        wait for this rank.
+        a required option is not set. If a failure occurs while weights are sharded, raises StreamvidError, because the
+        other ranks would otherwise wait for this rank.
         """
         if not self.held_out or not self.is_due(step, self.config.eval.sample_steps):
             return

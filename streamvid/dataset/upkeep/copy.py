@@ -159,7 +159,7 @@ def _check_places(source: Store, dest: Store) -> None:
 class _Copy:
     """Copy in progress: source, destination, and the journal of finished files.
 
-    made: maps the path of each file that is not copied from the source to its contents.
+    made: contents of the files that are not copied from the source, keyed by path.
     """
 
     dataset: Dataset

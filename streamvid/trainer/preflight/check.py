@@ -213,7 +213,7 @@ def _rows(
 
 
 def _check_sizes(trial: TrialRun, buckets: Sequence[Bucket]) -> None:
-    """Let the module reject unsupported sizes if the module has a method `check_size` and a VAE."""
+    """If the module has a VAE and a method `check_size`, let this method reject unsupported sizes."""
     model: Any = trial.module.model
     if not hasattr(model, "check_size") or not hasattr(model, "vae"):
         return
