@@ -260,7 +260,7 @@ def encode_samples(shards: Sequence[RowGroup], user_types: Mapping[str, str], me
 
 
 def encode_row_groups(tables: Iterable[pa.Table], target: pa.Schema) -> bytes:
-    """Return the bytes of a Parquet file that has the schema `target`, and one row group for each table."""
+    """Return the bytes of a Parquet file that has the schema `target` and one row group for each table."""
     import pyarrow.parquet as pq
 
     sink = io.BytesIO()

@@ -144,7 +144,11 @@ class LaterVersions:
         try:
             self.refresh(is_opening=self._is_new)
         except StreamvidError as error:
-            _log.warning("cannot determine which samples later versions of the datasets have removed: %s", error)
+            _log.warning(
+                "cannot determine which samples later versions of the datasets have removed (%s); they may "
+                "still be delivered",
+                error,
+            )
         self._is_new = False
         for number, dataset in self._datasets.items():
             later = self._later.get(number)

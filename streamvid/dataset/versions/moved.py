@@ -48,7 +48,7 @@ class MovedShard:
 
     @staticmethod
     def of(shard: ShardInfo, new: tuple[int, int], is_deleted: bool) -> MovedShard:
-        """Return the table row for a shard. new: number and build id of the new shard."""
+        """Return the table row for a moved shard. new: number and build id of the new shard."""
         digest = bytes.fromhex(shard.sha256)
         return MovedShard(shard.bucket_id, shard.number, shard.build_id, digest, shard.num_bytes, *new, is_deleted)
 
