@@ -58,7 +58,7 @@ def command(
         if len(files) > 1:
             raise ConfigError(
                 f"{source}: only one weight file can be exported at a time, but the run's newest "
-                f"weights are in several files ({names}); pass one of these files as SOURCE"
+                f"weights are in several files ({names}); use one of these files as SOURCE"
             )
         num_layers = export_adapters(file, format, target, family or (None if base is None else family_of(base)))
         result: dict[str, object] = {"adapters": num_layers}
