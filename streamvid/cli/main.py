@@ -72,7 +72,7 @@ class _Verbs(click.Group):
 
 
 class _Formatter(logging.Formatter):
-    """Formatter of log messages and tracebacks that removes credentials from paths and URLs (SAFE-1)."""
+    """Log formatter that removes credentials from paths and URLs in messages and tracebacks (SAFE-1)."""
 
     def format(self, record: logging.LogRecord) -> str:
         return hide_all_credentials(super().format(record))

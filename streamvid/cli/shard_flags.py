@@ -65,7 +65,8 @@ def take_tree(given: Values) -> Values:
         source = tree.setdefault("source", {})
         if source.keys() & {"media", "video_column"}:
             raise ConfigError(
-                f"--data-file-keys {keys} cannot be combined with --media or --video-column; omit one of them"
+                f"--data-file-keys {keys} cannot be combined with --media or --video-column; omit --data-file-keys, "
+                "or omit the other flags"
             )
         source["video_column"], source["media"] = file_keys(keys)
     return tree

@@ -71,11 +71,11 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
 def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add storage flags to a command that copies.
 
-    Unprefixed flags apply to both stores, and --source-… and --dest-… flags to one store.
+    Unprefixed flags apply to both stores. Flags that begin with --source- or --dest- apply to one store.
 
-    The command receives StorageOptions as `source_storage` and `dest_storage`. A profile and anonymous access cannot be
-    combined. If a store has its own flag for either of them, the unprefixed flags --profile and --anon therefore do not
-    apply to that store.
+    The command receives StorageOptions as `source_storage` and `dest_storage`. A profile cannot be combined with
+    anonymous access. If a store has its own flag for either of them, the unprefixed flags --profile and --anon
+    therefore do not apply to that store.
     """
     both = flags_of(StorageOptions, group="Storage")
     source = flags_of(StorageOptions, group="Storage of SOURCE only", prefix="source-")

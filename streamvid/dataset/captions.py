@@ -66,8 +66,8 @@ def _pair(item: object) -> tuple[str | None, object]:
         if len(names) == 1 and not unknown:
             return _pair(item[names[0]])[0], item.get("weight")
         raise Rejected(
-            f"a caption has these fields: {', '.join(sorted(map(str, item)))[:200] or 'none'}; it must have either "
-            f"{' or '.join(_TEXTS)}, and may have a weight"
+            f"invalid caption fields ({', '.join(sorted(map(str, item)))[:200] or 'none'}); a caption must have "
+            f"either {' or '.join(_TEXTS)}, and may have a weight"
         )
     raise Rejected(f'a caption has type {type(item).__name__}; it must be text or {{"text": ..., "weight": ...}}')
 

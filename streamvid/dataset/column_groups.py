@@ -27,7 +27,7 @@ class ColumnGroups:
 
     @property
     def is_partial(self) -> bool:
-        """True if a column has no values for some samples, because these samples were added after the column."""
+        """True if some samples have no value in a column because they were added after the column."""
         return any(None in group.files for group in self.groups)
 
     @staticmethod
@@ -58,7 +58,7 @@ class ColumnGroups:
         return base
 
     def digest(self, columns: Iterable[str]) -> str | None:
-        """Return a digest of the values that groups add to `columns`, or None if no group contains such a column."""
+        """Return a digest of the values that groups add to `columns`, or None if no group contains any of them."""
         owners = ((name, self._owner(name, place)) for name in sorted(set(columns)) for place in self.places.values())
         files = [f"{name} {file.sha256}\n" for name, file in owners if file is not None]
         return hashlib.sha256("".join(files).encode()).hexdigest() if files else None

@@ -47,7 +47,7 @@ class StoredSet:
 
     @property
     def name(self) -> str:
-        """Name of the set, which is unique in the dataset."""
+        """Name of the set. It is unique within the dataset."""
         return " ".join(f"{bucket_id}:{weight}:{first}" for bucket_id, weight, first in self.buckets)
 
 

@@ -260,7 +260,7 @@ def encode_samples(shards: Sequence[RowGroup], user_types: Mapping[str, str], me
 
 
 def encode_row_groups(tables: Iterable[pa.Table], target: pa.Schema) -> bytes:
-    """Return the bytes of a Parquet file with the schema `target`, in which each table is one row group."""
+    """Return the bytes of a Parquet file that has the schema `target` and one row group for each table."""
     import pyarrow.parquet as pq
 
     sink = io.BytesIO()
@@ -303,7 +303,7 @@ def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str])
 def named_by_content(stem: str, number: int, data: bytes, suffix: str = "parquet") -> FileInfo:
     """Return the description of an index file.
 
-    The name of the file contains the checksum, so it is never reused (SHARD-2).
+    The file's name contains the checksum, so the name is never reused (SHARD-2).
     """
     digest = hashlib.sha256(data).hexdigest()
     return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.{suffix}", len(data), digest)

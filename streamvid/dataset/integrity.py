@@ -106,7 +106,7 @@ def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 
 def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
-    """Read and verify the shard table in batches, so that its text is never in memory as a whole (PLAN-6)."""
+    """Read and verify the shard table in batches, so that its strings are never all in memory at once (PLAN-6)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -209,9 +209,9 @@ class StoreFile(RangeFile):
 class SamplesFile:
     """Sample file that is verified on first use. Safe to use from several threads.
 
-    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum of the footer. A checksum is
-    therefore computed from the verified bytes, and compared whenever the footer is read again. For rows, page checksums
-    detect damage that occurs after the verification.
+    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum for the footer. A checksum
+    is therefore computed from the verified bytes, and verified whenever the footer is read again. For rows, page
+    checksums detect damage that occurs after the verification.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:
@@ -230,7 +230,10 @@ class SamplesFile:
         with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
-                raise ValueError(f"the file has only {footer.num_row_groups} row groups (numbered from 0)")
+                raise ValueError(
+                    f"there is no such row group, because the file has only {footer.num_row_groups} row "
+                    "groups, numbered from 0"
+                )
         for num_reads_left in reversed(range(1 if self._store.is_local else MAX_READS)):
             try:
                 return self._rows(footer, row_group, columns)

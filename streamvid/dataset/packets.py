@@ -217,7 +217,7 @@ class PacketTables:
 
     @cached_property
     def _audio(self) -> tuple[_Lists, Int64s, Int64s, Int64s, Int64s]:
-        """Audio packets of all clips, as (lists, positions, offsets, heads, counts). Computed on first use."""
+        """Audio packets of all clips: list columns, positions, offsets, heads and counts. Computed on first use."""
         import numpy as np
 
         lists = _Lists(self._columns, "audio_size", ("audio_position_step", "audio_gap", "audio_head", "audio_count"))
@@ -237,7 +237,7 @@ def _fraction(text: object) -> Fraction:
 
 
 class _Lists:
-    """List columns of a table. In each row, the lists of all columns have the same length.
+    """Table columns that contain lists. In each row, the lists in all columns have the same length.
 
     edges: index of the first packet of each row, followed by the total number of packets.
     """

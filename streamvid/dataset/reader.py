@@ -34,9 +34,9 @@ class Dataset:
     """One version of a sealed dataset. Safe to use from several threads.
 
     The constructor reads only the manifest, or nothing if `manifest` is given. Other files are read on request.
-    Samples that were removed from the dataset are omitted. Tables are pyarrow tables. Index files are
-    verified against their checksums before use, and the shard table also against the manifest's fingerprints. A
-    mismatch raises IntegrityError.
+    Samples that were removed from the dataset are omitted. Tables are pyarrow tables. Index files are verified against
+    their checksums before use. The shard table is also verified against the manifest's fingerprints. A mismatch raises
+    IntegrityError.
 
     where: condition of the view that was opened, or None. Loaders deliver only samples that match this condition.
     newest: manifest of the version that was the newest when the dataset was opened.
@@ -184,7 +184,7 @@ class Dataset:
         return np.setdiff1d(np.arange(self.num_stored(shard), dtype=np.int32), removed, assume_unique=True)
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
-        """Return the paths of the files with columns that were added later and apply to this shard."""
+        """Return the paths of the files that contain this shard's values for columns added later."""
         place = self._groups.places[shard.index_path]
         files = (group.files[place] for group in self.manifest.columns)
         return [file.path for file in files if file is not None]

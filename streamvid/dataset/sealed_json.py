@@ -58,7 +58,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 @contextmanager
 def naming(where: str, remedy: str = "copy the file again, or rebuild the dataset") -> Iterator[None]:
-    """Convert errors raised while parsing the manifest `where` to DatasetErrors that contain `where` and `remedy`."""
+    """Convert errors raised while parsing a manifest to DatasetErrors that state its name (`where`) and a remedy."""
     try:
         yield
     except IntegrityError as error:

@@ -109,9 +109,9 @@ class ShardTable(Sequence[ShardInfo]):
         return self.split.names
 
     def select(self, split: str) -> dict[str, Int64s]:
-        """Map each bucket id of a split to the row numbers of its shards (int64, ascending), in order of appearance.
+        """Map each bucket id in a split to the row numbers of the bucket's shards, as ascending int64 numbers.
 
-        The mapping is empty if the split has no shards.
+        Bucket ids are in order of appearance. The mapping is empty if the split has no shards.
         """
         if split not in self.splits:
             return {}
@@ -254,7 +254,7 @@ def exact_sum(values: npt.NDArray[np.integer[Any]]) -> int:
 
 
 class ShardTableBuilder:
-    """Builder of a shard table from verified record batches. It needs no more memory than the finished table.
+    """Builds a shard table from verified record batches. It needs no more memory than the finished table.
 
     Batches must have the columns of ShardInfo, with the types that the format specifies and without nulls.
     """

@@ -60,8 +60,8 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
         )
     if len(name) > MAX_NAME_BYTES:
         raise ConfigError(
-            f"member name {name!r} has {len(name)} bytes, but a tar header has room for {MAX_NAME_BYTES}; shorten the "
-            "key or the extension"
+            f"member name {name!r} has {len(name)} bytes, but at most {MAX_NAME_BYTES} fit in a tar header; shorten "
+            "the key or the extension"
         )
     if num_bytes > MAX_MEMBER_BYTES:
         raise ConfigError(

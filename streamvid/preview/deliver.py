@@ -116,9 +116,9 @@ class Deliverer:
         return found
 
     def poster(self, place: SamplePlace, settings: ViewSettings) -> Frames:
-        """Return one frame from the middle of the clip, of shape (1, height, width, 3), as the loader crops it.
+        """Return one frame from the middle of the clip, as the loader crops it, with shape (1, height, width, 3).
 
-        The bucket used here has a single frame, so that a whole window need not be decoded.
+        A bucket with a single frame is used, so that a whole window need not be decoded.
         """
         bucket = replace(self._bucket(place), num_frames=1)
         middle = replace(settings, view=ViewOptions("middle"))
@@ -196,7 +196,7 @@ class _OpenPipeline:
     def _with(self, settings: ViewSettings) -> MixPart:
         """Return the split's part with its settings replaced by `settings`.
 
-        Parts that need different columns have different numbers, by which the pipeline caches columns.
+        The pipeline caches columns by part number, so parts that need different columns have different numbers.
         """
         dataset = self._part.dataset
         settings.view.check(dataset.manifest.clips, list(dataset.manifest.buckets), dataset.url)

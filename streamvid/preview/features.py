@@ -36,7 +36,7 @@ _NUMPY = {
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """Facts about one stored tensor. Values are None if the tensor is empty or NumPy does not support its type."""
+    """One stored tensor. The statistics are None if it is empty or NumPy does not support its type."""
 
     name: str
     dtype: str
@@ -65,15 +65,15 @@ def open_features(
 ) -> list[Sidecar | None]:
     """Open the features of each dataset.
 
-    Raises ConfigError if the number of features is wrong, or if features belong to a different dataset.
+    Raises ConfigError if the numbers of features and datasets differ, or if features belong to a different dataset.
     """
     given = (options.features,) if isinstance(options.features, str) else options.features
     if given is None:
         return [None] * len(datasets)
     if len(given) != len(datasets):
         raise ConfigError(
-            "--features must be given once per dataset, in the same order; there are "
-            f"{len(datasets)} datasets, but --features was given {len(given)} time(s)"
+            "--features must be given once for each dataset, in the order of the datasets; number of datasets: "
+            f"{len(datasets)}, number of --features: {len(given)}"
         )
     found = [open_sidecar(url, storage) for url in given]
     for sidecar, dataset in zip(found, datasets, strict=True):
@@ -103,7 +103,7 @@ def features_of(sidecar: Sidecar, place: SamplePlace, visit: int) -> VisitFeatur
 
 
 def settings_of(made_with: Mapping[str, object]) -> dict[str, str]:
-    """Return the view from which features were made, as URL parameters. See `view_facts` of the loader."""
+    """Return the view from which features were made, as URL parameters. See the loader's `view_facts`."""
     view = made_with.get("view")
     facts = view if isinstance(view, Mapping) else {}
     scale, columns = facts.get("spatial_scale"), facts.get("caption_column")

@@ -43,7 +43,7 @@ class ReportOptions:
     """Contents of a report."""
 
     samples_per_bucket: int = option(
-        12, help="Samples in each bucket's contact sheet, spread evenly over the bucket.", minimum=0, maximum=1000
+        12, help="Samples per contact sheet, spread evenly over the bucket.", minimum=0, maximum=1000
     )
     picture_bytes: int = option(3_000_000, help="Maximum total size of all pictures.", minimum=0, maximum=1 << 30)
 

@@ -39,7 +39,9 @@ def _environment() -> Any:
     try:
         import jinja2
     except ImportError as error:
-        raise ConfigError("pages need the package jinja2; install it with: pip install 'streamvid[preview]'") from error
+        raise ConfigError(
+            "web pages require the jinja2 package; install it with: pip install 'streamvid[preview]'"
+        ) from error
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER / "templates"),

@@ -72,12 +72,15 @@ class SampleFacts:
 
 
 def sample_facts(dataset: Dataset, place: SamplePlace) -> SampleFacts:
-    """Return the facts about a sample. Raises DatasetError or StorageError if the index cannot be read."""
+    """Return the index row and location of a sample.
+
+    Raises DatasetError or StorageError if the index cannot be read.
+    """
     return facts_of_row(place, dataset.samples(place.shard).slice(place.index, 1).to_pylist()[0])
 
 
 def facts_of_row(place: SamplePlace, row: Mapping[str, object]) -> SampleFacts:
-    """Build a sample's facts from its index row."""
+    """Build a SampleFacts object from an index row."""
     return SampleFacts(place, {name: _plain(value) for name, value in row.items()})
 
 

@@ -48,7 +48,7 @@ class StepSample:
 
     dataset: index of the sample's dataset.
     visit: number of the visit; negative for a repeat that the tail policy adds.
-    seed: seed of the sample's random choices. With several datasets, it is derived from the loader's seed.
+    seed: seed for the sample's random choices. With several datasets, it is derived from the loader's seed.
     """
 
     dataset: int
@@ -74,7 +74,7 @@ class RankBatch:
 class StepView:
     """A step: its batches, and the number of steps in the epoch.
 
-    next_rank: first rank that is not shown, or None.
+    next_rank: first rank that is not shown, or None if no rank follows.
     """
 
     query: StepQuery

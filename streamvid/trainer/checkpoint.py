@@ -105,7 +105,7 @@ class Checkpoints:
     ) -> None:
         """Save the weights as `name` and the state of this step.
 
-        Then remove the oldest files that exceed the configured limits.
+        Then remove the oldest weight files and states, so that only the configured numbers of each remain.
         """
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")
@@ -235,14 +235,14 @@ def require_output(output: Path) -> None:
 def _check_random_states(path: Path) -> None:
     """Raise an error if accelerate failed to restore the random states. Accelerate itself only logs such a failure.
 
-    If this rank has no file, nothing is checked: the run that saved the checkpoint had fewer ranks.
+    If this rank has no file, nothing is checked, because the run that saved the checkpoint had fewer ranks.
     """
     if path.exists() and not torch.equal(load_pickle(path)["torch_manual_seed"], torch.get_rng_state()):
         raise ValueError(f"{path.name} does not contain the random states of a training run")
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
-    """Make accelerate save and load only tensors that training changes. Weight files contain all other tensors.
+    """Make accelerate save and load only the tensors that training changes.
 
     FSDP and DeepSpeed write sharded weights themselves.
     """

@@ -43,7 +43,7 @@ _SET_ELSEWHERE = {
 
 
 class Batches(Protocol):
-    """Interface of a loader for training, such as `streamvid.VideoLoader`. All ranks have the same number of steps."""
+    """Interface of a training loader, such as `streamvid.VideoLoader`. All ranks have the same number of steps."""
 
     @property
     def epoch(self) -> int: ...
@@ -182,7 +182,7 @@ def _opened(source: DatasetConfig) -> Dataset:
 
 
 def check_features(config: TrainConfig, module: nn.Module, is_main: bool = True) -> None:
-    """Raise ConfigError if the run trains on features that were made with different encoders.
+    """Raise ConfigError if the run trains on features that were not made with the run's own encoders.
 
     is_main: True for the rank that builds the encoders if their weights must be compared.
     """
@@ -201,8 +201,8 @@ def _features(config: TrainConfig, stores: Stores) -> Sidecar:
 def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """Open the training loader and the evaluation loader, which is empty if the run does not evaluate.
 
-    The function needs no model. Mistakes in the data are thus reported before the model is built, which can take
-    minutes.
+    The function does not need the model, so errors in the data are reported before the model is built. Building the
+    model can take minutes.
     """
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)

@@ -159,7 +159,7 @@ def _handlers(config: TrainConfig, needs_gloo: bool) -> list[Any]:
 
 
 def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> None:
-    """Fill in the "auto" values of DeepSpeed's JSON."""
+    """Fill in the "auto" values in DeepSpeed's JSON."""
     settings = accelerator.state.deepspeed_plugin.deepspeed_config
     for key, name, value in (
         ("gradient_accumulation_steps", "data.accumulate", config.data.accumulate),

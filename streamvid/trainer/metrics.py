@@ -29,7 +29,7 @@ class BucketLoss:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Report of one rank on the steps since the last metrics line.
+    """Report from one rank on the steps since the last metrics line.
 
     figures: additional values that the module returned.
     spent: elapsed seconds, and the loader's figures.
@@ -104,7 +104,7 @@ def flat(line: MetricLine) -> dict[str, float]:
 
 
 def readable(line: MetricLine, num_steps: int) -> str:
-    """Format the step and the most important figures in a line for the log, rounded to three digits."""
+    """Format the step and the most important figures as a log line, with three significant digits per figure."""
     hidden = ("step", "samples", "tokens", "tokens_per_second", "seconds", "step_seconds")
     shown = {
         name: value

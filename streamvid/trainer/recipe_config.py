@@ -112,5 +112,5 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {file} ({error}); copy the model again") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{file} is not a mapping; copy the model again")
+        raise ConfigError(f"{file} does not contain a JSON object; copy the model again")
     return found

@@ -171,7 +171,10 @@ class Run:
     def report(
         self, progress: TrainProgress, made: StepResult | None = None, spent: Mapping[str, float] | None = None
     ) -> None:
-        """Evaluate if due, and add a line to metrics.jsonl and the trackers. Every rank must call this method."""
+        """Evaluate the model if an evaluation is due, and add a line to metrics.jsonl and the trackers.
+
+        Every rank must call this method.
+        """
         step, settings = progress.step, self.config.eval
         line: MetricLine = {"step": step}
         if made is not None and spent is not None:
@@ -193,8 +196,8 @@ class Run:
         """Generate videos if they are due. Every rank must call this method, after saving.
 
         A failure is logged and does not end the run, because training does not depend on videos. Raises ConfigError if
-        a required option is not set, and StreamvidError if weights are sharded, because the other ranks would otherwise
-        wait for this rank.
+        a required option is not set. If a failure occurs while weights are sharded, raises StreamvidError, because the
+        other ranks would otherwise wait for this rank.
         """
         if not self.held_out or not self.is_due(step, self.config.eval.sample_steps):
             return
@@ -280,7 +283,7 @@ def _require_steps(config: TrainConfig, loader: Batches) -> None:
     epochs = config.num_epochs or 1
     if config.max_steps is None and loader.num_steps(epochs) < config.data.accumulate:
         raise ConfigError(
-            f"num_epochs={epochs}: the run would have no step, because no bucket has enough samples for a step of all "
-            "ranks; lower data.batch_size, data.max_tokens_per_batch or data.accumulate, or set num_epochs or "
+            f"num_epochs={epochs}: the run would have no steps, because no bucket has enough samples for a step on "
+            "all ranks; lower data.batch_size, data.max_tokens_per_batch or data.accumulate, or set num_epochs or "
             "max_steps to a higher number"
         )

@@ -89,8 +89,8 @@ class TaskModule(nn.Module):
         loss, count = figures.get("loss"), len(batch.sample_keys)
         if not isinstance(loss, Tensor) or loss.ndim > 1 or loss.numel() not in (1, count):
             raise ConfigError(
-                f"task: the loss of {type(self.model).__name__} has shape or type "
-                f"{getattr(loss, 'shape', type(loss).__name__)}; allowed: a tensor of shape () "
+                f"task: the loss from {type(self.model).__name__} is not valid (shape or type: "
+                f"{getattr(loss, 'shape', type(loss).__name__)}); allowed: a tensor of shape () "
                 f"or ({count},), or a mapping with such a tensor as 'loss'"
             )
         return figures

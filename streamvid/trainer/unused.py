@@ -13,7 +13,7 @@ from streamvid.modules.parts import some
 def allow_unused(accelerator: Accelerator, allowed: bool | None, module: nn.Module) -> None:
     """Decide, before `prepare`, whether DDP looks for unused parameters in each step.
 
-    allowed: `accelerate.find_unused_parameters`; None to use the module's attribute `has_unused_parameters`.
+    allowed: value of `accelerate.find_unused_parameters`; None uses the module's attribute `has_unused_parameters`.
     """
     if accelerator.ddp_handler is not None:
         stated = bool(getattr(module, "has_unused_parameters", False))

@@ -112,7 +112,7 @@ def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
 REJECTED: list[tuple[Any, str]] = [
     (["x"] * 257, "the sample has 257 captions; at most 256 are allowed"),
     ([["x"]], "a caption has type list; it must be text"),
-    ([{"text": "x", "score": 1}], "a caption has these fields: score, text; it must have either text or caption"),
+    ([{"text": "x", "score": 1}], "invalid caption fields (score, text); a caption must have either text or caption"),
     ([{"text": "x", "weight": -1}], "a caption has weight -1; weights must be numbers from 0"),
     ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all captions have weight 0"),
     (["x", "y" * 70_000], "bytes; at most 65536 are allowed"),

@@ -94,7 +94,7 @@ def test_a_figure_that_some_ranks_lack_is_the_mean_of_the_others() -> None:
     ],
 )
 def test_what_is_no_loss_is_refused(dataset: Path, tmp_path: Path, tell: Any) -> None:
-    with pytest.raises(ConfigError, match="the loss of Telling has shape or type"):
+    with pytest.raises(ConfigError, match="the loss from Telling is not valid"):
         told(dataset, tmp_path / "run", tell)
 
 

@@ -42,7 +42,7 @@ the dataset cannot be read, 2 incorrect usage."""
     "sizes",
     multiple=True,
     metavar="N|BUCKET=N",
-    help="Samples per rank per step, as for `streamvid plan`.  [default: 4]",
+    help="Samples per rank per step, as in `streamvid plan`.  [default: 4]",
 )
 @option_flags(BenchOptions, "options", exclude={"batch_size"})
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -50,9 +50,9 @@ the dataset cannot be read, 2 incorrect usage."""
 def command(
     dataset: str, sizes: tuple[str, ...], as_json: bool, storage: StorageOptions, options: BenchOptions
 ) -> None:
-    """Measure how many samples per second the loader delivers from this store on this machine, and what limits it.
+    """Measure how many samples per second the loader delivers on this machine, and find the bottleneck.
 
-    First, only reads from the store are measured. Then a loader runs once with each number of workers.
+    First, only reads from the store are measured. Then a loader runs once for each number of workers.
     """
     from streamvid.bench.bench import bench
     from streamvid.dataset.versions.open import open_dataset

@@ -56,7 +56,10 @@ def command(
     target, file, names = Path(output), files[0], ", ".join(map(str, files))
     if any(is_adapter(name.replace("lora_down", "lora_A")) for one in files for name in tensor_names(one)):
         if len(files) > 1:
-            raise ConfigError(f"{source}: the newest weights are {names}; use one of these files as SOURCE")
+            raise ConfigError(
+                f"{source}: only one weight file can be exported at a time, but the run's newest "
+                f"weights are in several files ({names}); use one of these files as SOURCE"
+            )
         num_layers = export_adapters(file, format, target, family or (None if base is None else family_of(base)))
         result: dict[str, object] = {"adapters": num_layers}
         what = f"adapters of {num_layers} layers"

@@ -45,8 +45,8 @@ def command(
     as_json: bool,
     storage: StorageOptions,
 ) -> None:
-    """Write the samples with these keys to files, each in a separate folder: the stored clip, the frames that a model
-    gets (as PNG), the caption, and the sample's metadata (as JSON).
+    """Write each sample with one of these KEYS to a separate folder: the stored clip, the frames that a model gets (as
+    PNG), the caption, and the sample's metadata (as JSON).
     """
     from streamvid.config import load_config
     from streamvid.dataset.versions.open import open_dataset

@@ -188,7 +188,7 @@ def _from_dataset(
         if run.batch_size is not None or run.max_tokens_per_batch is not None:
             raise ConfigError(
                 "--bucket-config sets the batch sizes and cannot be combined with --batch-size or "
-                "--max-tokens-per-batch; omit one of them"
+                "--max-tokens-per-batch; omit --bucket-config, or omit the other flags"
             )
         run = replace(run, batch_size=load_bucket_config(given["bucket_config"]))
     found = forecast_dataset(dataset, run)

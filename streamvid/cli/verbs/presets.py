@@ -55,7 +55,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print fields and buckets as JSON.")
 def show(name: str, max_tokens_per_batch: int | None, every: bool, as_yaml: bool, as_json: bool) -> None:
-    """Show the text of NAME, a preset or a YAML file, then the tokens and host memory per bucket."""
+    """Show the YAML text of NAME (a preset or a file), then the tokens and host memory per bucket."""
     from streamvid.buckets.document import bucket_config_to_json
     from streamvid.buckets.presets import bucket_costs, load_preset, preset_text
 

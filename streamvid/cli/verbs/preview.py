@@ -44,7 +44,7 @@ def command(datasets: tuple[str, ...], options: PreviewOptions, storage: Storage
         from streamvid.preview.web.server import serve
     except ImportError as error:
         raise ConfigError(
-            f"the preview needs the package {error.name}; install it with: pip install 'streamvid[preview]'"
+            f"the preview requires the {error.name} package; install it with: pip install 'streamvid[preview]'"
         ) from error
     opened = [open_dataset(dataset, storage=storage) for dataset in datasets]
     features = open_features(opened, options, storage)

@@ -90,7 +90,7 @@ def _whole_blocks(path: Path, columns: Iterable[str]) -> Iterable[RowBlock]:
 def find_key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[str, str]:
     """Return the index column that identifies samples, and the name of the matching column in the file.
 
-    A row applies to the samples with an equal value in the index column.
+    A row applies to all samples that have the same value in the index column.
     """
     if asked is not None and asked not in KEY_COLUMNS:
         raise ConfigError(
@@ -124,7 +124,7 @@ def _wanted(
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:
         raise ConfigError(
-            f"annotation {path}: there are no columns to add; add columns to the file, or select columns of the file "
+            f"annotation {path}: there are no columns to add; add columns to the file, or select existing columns "
             f"with columns (--columns)"
         )
     return list(dict.fromkeys(columns))

@@ -85,7 +85,7 @@ class Join:
     def _match(self) -> list[npt.NDArray[np.int32]]:
         """Return one int32 array of shape (num_samples,) per shard.
 
-        It holds each sample's row in the annotation, or -1 for a sample without a row.
+        Each array contains the annotation row of every sample, or -1 for a sample without a row.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -112,7 +112,7 @@ class Join:
             yield window
 
     def _unmatched(self) -> pa.Array:
-        """Return the keys of the annotation that match no sample."""
+        """Return the keys in the annotation that match no sample."""
         used = np.zeros(len(self._annotation.keys) + 1, bool)
         for rows in self._rows:
             used[rows] = True
@@ -129,7 +129,7 @@ class Join:
         )
 
     def files(self, progress: Progress) -> Iterator[bytes]:
-        """Yield the Parquet bytes of the new column files. Their order and row groups match the sample files."""
+        """Yield the Parquet bytes of the new column files, in the order and with the row groups of the sample files."""
         files, target = self._dataset.manifest.files.samples, schema({"key": "string", **self.types})
         for done, file in enumerate(files):
             progress("annotate", done, len(files))
@@ -148,7 +148,7 @@ class Join:
             yield table if kept is None else _spread(table, kept, keys, target)
 
     def _shards_of(self, path: str) -> dict[int, int]:
-        """Map each row group of a sample file to the row of its shard in the shard table. Empty shards are omitted."""
+        """Map each row group in a sample file to its shard's row in the shard table. Empty shards are omitted."""
         shards = self._dataset.shards
         if path not in shards.index_path.names:
             return {}

@@ -94,7 +94,8 @@ def _check_kinds(kinds: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     for name, kind in kinds.items():
         if kind.is_ragged and f"{check_name(name)}_mask" in kinds:
             raise ConfigError(
-                f"tensor '{name}_mask': this name is reserved for the mask of ragged tensor {name!r}; rename one tensor"
+                f"tensor '{name}_mask': this name is reserved for the mask of ragged tensor {name!r}; rename one of "
+                "the two tensors"
             )
     return kinds
 
@@ -145,7 +146,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 
 
 class SidecarWriter:
-    """Writer of a dataset's features at a local path or at a file:// or s3:// URL.
+    """Writes a dataset's features to a local path, or to a file:// or s3:// URL.
 
     made_with: description of the encoder (such as its checksum) as JSON values. Readers compare it with their own
         encoder.
@@ -169,7 +170,9 @@ class SidecarWriter:
         try:
             self._made_with = json.loads(json.dumps(made_with, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"made_with cannot be encoded as JSON ({error}); use only JSON types") from error
+            raise ConfigError(
+                f"made_with cannot be encoded as JSON ({error}); use only types that JSON supports"
+            ) from error
         self._dataset, self._num_visits = dataset, num_visits
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}

@@ -140,11 +140,11 @@ def count_matches(
 ) -> npt.NDArray[np.int64]:
     """Return the number of samples that the filter selects in each of `shards`, as an int64 array.
 
-    The first call scans the index columns that the filter reads, one shard at a time. The counts of all shards are
-    cached in `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the
-    dataset's content and the filter, so that later calls read only 8 bytes per shard. If several processes on one
-    machine call this function at the same time, only one process scans. If the folder cannot be written, each call
-    scans.
+    The first call scans the index columns that the filter reads, one shard at a time. The counts for all shards are
+    cached in `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`). Later calls
+    with the same content and filter read only 8 bytes per shard. If several processes on one machine call this function
+    at the same time, only one of them scans the index. If the cache folder cannot be written, each call scans the
+    index.
     """
     everything = dataset.shards
     cache = CountCache.of(cache_dir, dataset.manifest.fingerprints.content, filter.text)

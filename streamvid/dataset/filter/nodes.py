@@ -92,7 +92,7 @@ def junction(word: str, parts: Sequence[Node]) -> Node:
 def membership(part: Node, items: Sequence[Node]) -> Node:
     """Return a node for `part in items`, where the items are literals of the same kind as `part`.
 
-    If ints and floats are mixed, all are compared as doubles. The result for a missing value is null.
+    If integers and floats are mixed, all values are compared as doubles. The result for a missing value is null.
     """
     is_float = any(node.kind == "float" for node in (part, *items))
     value = as_float(part) if is_float else part

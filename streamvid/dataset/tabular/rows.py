@@ -277,7 +277,7 @@ class _Form(Generic[_Row]):
     """Arrow columns that store a dataclass.
 
     parts: for each argument of the class, a column or a nested form.
-    attribute: name of a nested form in the outer class.
+    attribute: for a nested form, the name of its field in the outer class.
     """
 
     cls: type[_Row]

@@ -100,8 +100,8 @@ def compact(
     workers: number of shards written at a time.
     temp_dir: scratch directory for remote stores, with room for two shards per worker.
 
-    Raises ConfigError for invalid options, IntegrityError for a damaged tar, DatasetError if another process changes
-    the dataset, and StorageError if the store fails.
+    Raises ConfigError for invalid options, IntegrityError for a damaged tar, DatasetError if another process is
+    changing the dataset, and StorageError if the store fails.
     """
     check_workers(workers)
     age = None if expire is None else parse_age(expire)
@@ -293,7 +293,7 @@ class Compaction:
 
 @dataclass
 class _Group:
-    """Small shards that may become one shard."""
+    """Small shards that may be merged into one shard."""
 
     parts: list[Part] = field(default_factory=list)
     num_bytes: int = 0

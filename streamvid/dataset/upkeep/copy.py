@@ -42,7 +42,7 @@ class CopyReport:
     num_files, num_bytes: number and total size of the dataset's files.
     num_copied, num_bytes_copied: number and total size of the files that this run wrote.
     num_kept: number of files that were already correct.
-    num_uploads_aborted: number of unfinished uploads that killed writers had left at `dest` and this run removed.
+    num_uploads_aborted: number of unfinished uploads that killed writers had left at `dest` and that this run removed.
     """
 
     source: str
@@ -128,7 +128,7 @@ def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
     if gone:
         raise DatasetError(
             f"{dataset.url}: version {dataset.manifest.version} cannot be copied, because `streamvid compact` has "
-            f"deleted {len(gone)} shards that contained removed samples; copy the newest version"
+            f"deleted {len(gone)} of its shards, which contained removed samples; copy the newest version"
         )
     return energon_files(dataset.shards)
 
@@ -159,7 +159,7 @@ def _check_places(source: Store, dest: Store) -> None:
 class _Copy:
     """Copy in progress: source, destination, and the journal of finished files.
 
-    made: contents of the files that are not copied from the source, by path.
+    made: contents of the files that are not copied from the source, keyed by path.
     """
 
     dataset: Dataset
@@ -224,7 +224,7 @@ class _Copy:
         return there, sealed
 
     def _other_files(self, sealed: bytes | None) -> set[str] | None:
-        """Return the paths of files that the manifest at `dest` describes differently; None if any file may differ."""
+        """Return the paths whose files the manifest at `dest` describes differently, or None if any may differ."""
         if sealed is None:
             return None
         if sealed == self.manifest:

@@ -92,7 +92,7 @@ class FileCopier:
 def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Iterator[Path]:
     """Create an empty scratch folder for a `with` block, and remove it at the end of the block.
 
-    name: identifier of the data. Several datasets may share an identifier.
+    name: text that identifies the data. If `dest` is remote, the folder's name depends on this text and on the URL.
     """
     if isinstance(dest, LocalStore):
         folder = dest.root / SCRATCH

@@ -21,7 +21,7 @@ _VERSION = 1
 
 
 class FinishedFiles:
-    """Journal of finished files, and the states of the files on which they depend. Safe to use from several threads.
+    """Journal that records finished files and the states of the files on which they depend. Thread-safe.
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 

@@ -76,7 +76,8 @@ def tag(
     move: True to allow moving an existing tag to another version.
 
     Raises ConfigError for an invalid name, an unknown version or tag, or a tag that already points to another version,
-    DatasetError if the version was deleted or another process changes the dataset, and StorageError if the store fails.
+    DatasetError if the version was deleted or another process is changing the dataset, and StorageError if the store
+    fails.
     """
     with writing(open_store(check_newest(dataset), StorageOptions.of(storage))) as held:
         tags = dict(held.newest.tags)
@@ -109,8 +110,8 @@ def view(
 
     where: condition as in `VideoLoader(where=...)`; None removes the view. An existing view is replaced.
 
-    Raises ConfigError for an invalid name or condition or an unknown view, DatasetError if another process changes the
-    dataset, and StorageError if the store fails.
+    Raises ConfigError for an invalid name or condition or an unknown view, DatasetError if another process is changing
+    the dataset, and StorageError if the store fails.
     """
     with writing(open_store(check_newest(dataset), StorageOptions.of(storage))) as held:
         views = dict(held.newest.views)

@@ -104,7 +104,7 @@ def merge(
     storage: options for `dataset` and, unless `source_storage` is given, for the sources.
     journal: see `copy_dataset`.
 
-    Raises ConfigError for invalid options, DatasetError if the datasets are incompatible or another process changes
+    Raises ConfigError for invalid options, DatasetError if the datasets are incompatible or another process is changing
     the dataset, IntegrityError for a damaged source, and StorageError if a store fails.
     """
     check_workers(workers)
@@ -149,12 +149,12 @@ def _merged_before(held: Writing) -> set[str]:
 
 
 class _Merge:
-    """Merge in progress. The constructor decides which samples stay; `run` writes the new version."""
+    """Merge in progress. The constructor decides which samples to keep; `run` writes the new version."""
 
     def __init__(
         self, held: Writing, sources: Sequence[Dataset], named: Sequence[Dataset], on_duplicate: OnDuplicate
     ) -> None:
-        """Decide which samples stay. named: all sources that were requested, including those merged earlier."""
+        """Decide which samples to keep. named: all sources that were requested, including those merged earlier."""
         self.held, self.dest, self.sources = held, held.dataset, sources
         contents = (source.manifest.fingerprints.content for source in named)
         self.merged = tuple(dict.fromkeys((*held.newest.merged, *contents)))
@@ -206,7 +206,10 @@ class _Merge:
         return frozenset(replaced | {shard.index_path for shard in self.dead})
 
     def _own_shards(self, affected: frozenset[str]) -> tuple[list[NewShard], list[StoredSet]]:
-        """Return the shards in the affected sample files, without replaced samples, and the remaining draw sets."""
+        """Return the shards that a merge keeps from the affected sample files, and the remaining draw sets.
+
+        The shards no longer contain the replaced samples.
+        """
         shards, there = [], set()
         for number, shard in enumerate(self.dest.shards):
             part = _without(Part.whole(self.dest, shard), self.left_out.of_dest.get(number))

@@ -48,12 +48,14 @@ def check_alike(dest: Dataset, sources: Sequence[Dataset]) -> None:
                 raise _unlike(dest, source, name, own, other, "build both datasets with the same options")
         for bucket in theirs.buckets:
             if shapes.setdefault(bucket.id, bucket.shape) != bucket.shape:
-                remedy = "build one of them with explicit sizes"
+                remedy = "build one of the datasets with explicit sizes"
                 raise _unlike(dest, source, f"bucket {bucket.id}", shapes[bucket.id], bucket.shape, remedy)
         for column in source.samples_schema:
             if kinds.setdefault(column.name, column.type) != column.type:
                 name = f"the type of column {column.name.removeprefix('user.')!r}"
-                raise _unlike(dest, source, name, kinds[column.name], column.type, "rename the column in one of them")
+                raise _unlike(
+                    dest, source, name, kinds[column.name], column.type, "rename the column in one of the datasets"
+                )
 
 
 def _audio_of(dataset: Dataset) -> object:
@@ -77,7 +79,8 @@ def merged_buckets(datasets: Sequence[Dataset]) -> tuple[Bucket, ...]:
 def merged_groups(dest: Dataset, sources: Sequence[Dataset], rows: pa.Schema) -> list[NewGroup]:
     """Return the column groups of a merged dataset. rows: schema of its sample files.
 
-    Each source adds one group, with the columns that were added to the source later or that the sample files lack.
+    Each source adds one group. It contains the columns that were added to the source after sealing, and the columns
+    that the merged dataset's sample files lack.
     """
     groups = own_groups(dest)
     for source in sources:
@@ -144,7 +147,7 @@ def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicat
 
 
 def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Mapping[str, int]:
-    """Map each record key in the sources to the number of the dataset whose samples stay.
+    """Map each record key in the sources to the number of the dataset whose samples are kept.
 
     Number 0 is `dest`; the sources are numbered from 1.
     """
@@ -171,7 +174,7 @@ def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate
 
 
 def _keys(dataset: Dataset) -> Iterator[tuple[int, list[str], list[str]]]:
-    """For each shard, yield its row in the shard table, its keys and its record keys."""
+    """For each shard, yield the row in the shard table, and the keys and record keys of the shard's samples."""
     for place, shard in enumerate(dataset.shards):
         table = dataset.samples(shard, ("key", "record_key"))
         yield place, table.column("key").to_pylist(), table.column("record_key").to_pylist()

@@ -258,7 +258,7 @@ def _largest(table: pa.Table) -> int:
 
 
 def _places(tables: Sequence[bytes]) -> list[TablePlace | None]:
-    """Return the location of each packet table in a file that consists of all tables in order."""
+    """Return the location of each packet table in the file that results from concatenating all tables."""
     ends = np.cumsum([len(table) for table in tables]).tolist()
     return [
         TablePlace(end - len(table), len(table), hashlib.sha256(table).digest()) if table else None

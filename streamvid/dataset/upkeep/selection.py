@@ -25,7 +25,7 @@ _MAX_TEXT_BYTES = 2**30
 
 
 class SampleSelection:
-    """Selection of samples.
+    """Selects samples from index tables by key, by condition, or by source name.
 
     columns: index columns that `matching` needs.
     unmatched: keys that have not matched a row of any table so far.

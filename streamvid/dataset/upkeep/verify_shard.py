@@ -259,7 +259,7 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
 
 
 def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -> None:
-    """Verify that every row of a file with columns added later has the same key as the samples index."""
+    """Verify that every row in a file with columns added later has the same key as its row in the samples index."""
     for path in dataset.column_paths(findings.shard):
         try:
             found = dataset.column_rows(findings.shard, path, ["key"]).column("key").to_pylist()

@@ -120,7 +120,7 @@ _announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of 
 
 
 class LaterVersions:
-    """Effects of later versions on the samples in several datasets, for a run on earlier versions. Thread-safe.
+    """Tracks the samples that later versions removed or moved, for a run on earlier versions. Thread-safe.
 
     datasets: maps numbers to datasets. Methods accept these numbers, and ignore other numbers.
     silent: numbers of datasets whose removed samples are not logged.
@@ -144,7 +144,11 @@ class LaterVersions:
         try:
             self.refresh(is_opening=self._is_new)
         except StreamvidError as error:
-            _log.warning("cannot determine which samples later versions of the datasets have removed: %s", error)
+            _log.warning(
+                "cannot determine which samples later versions of the datasets have removed (%s); they may "
+                "still be delivered",
+                error,
+            )
         self._is_new = False
         for number, dataset in self._datasets.items():
             later = self._later.get(number)
@@ -186,7 +190,7 @@ class LaterVersions:
         return later is not None and key in later.removed
 
     def shards_of(self, number: int, shard: ShardInfo) -> Iterator[tuple[Later, ShardInfo]] | None:
-        """Yield a (changes, shard) pair for each shard that replaces `shard`. Return None if `shard` still exists."""
+        """Return a (changes, shard) pair for each shard that replaces `shard`, or None if `shard` still exists."""
         later = self._later.get(number)
         shards = None if later is None else later.shards_of(shard)
         return None if later is None or shards is None else ((later, one) for one in shards)

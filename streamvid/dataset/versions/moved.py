@@ -48,7 +48,7 @@ class MovedShard:
 
     @staticmethod
     def of(shard: ShardInfo, new: tuple[int, int], is_deleted: bool) -> MovedShard:
-        """Return the table row for a shard. new: number and build id of the new shard."""
+        """Return the table row for a moved shard. new: number and build id of the new shard."""
         digest = bytes.fromhex(shard.sha256)
         return MovedShard(shard.bucket_id, shard.number, shard.build_id, digest, shard.num_bytes, *new, is_deleted)
 
@@ -83,7 +83,7 @@ def read_moved(store: Store, files: Sequence[FileInfo]) -> list[MovedShard]:
 
 
 def deleted_shards(moved: Sequence[MovedShard]) -> dict[str, MovedShard]:
-    """Map the paths of tars that must be deleted to their shards.
+    """Return the tars that must be deleted, as a mapping from path to shard.
 
     These tars contain samples that were removed or replaced, or are earlier tars from which such tars were made.
     """

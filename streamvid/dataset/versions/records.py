@@ -40,7 +40,7 @@ def rejected_rows(rows: InputRows) -> npt.NDArray[np.bool_]:
 
 
 def encode_records(rows: InputRows, number: int) -> list[tuple[FileInfo, bytes]]:
-    """Return the two files of a table in the order of `ManifestFiles.records`: the directory, then the blocks.
+    """Return the two files that store a table, as in `ManifestFiles.records`: first the directory, then the blocks.
 
     number: number of the table in the dataset.
     """

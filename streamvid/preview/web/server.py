@@ -120,7 +120,7 @@ class Preview:
         frames = self._frames(self._place(request), values)
         number = request.path_params["frame"]
         if number >= len(frames):
-            raise HTTPException(404, f"frame {number}: the sample has only {len(frames)} frames")
+            raise HTTPException(404, f"frame {number}: the sample has only {len(frames)} frames, numbered from 0")
         if "width" in values or values.get("of") == "source":
             data = jpeg(frames[number], whole(values, "width", frames.shape[2], 1, 4096))
             return Response(data, media_type="image/jpeg", headers=_KEPT)
@@ -162,7 +162,7 @@ class Preview:
         name, folder = request.path_params["name"], self._pages.run
         found = None if folder is None else sample_file(folder, name)
         if found is None:
-            raise HTTPException(404, "the run has no such sample")
+            raise HTTPException(404, "the run has no generated sample with this name")
         kind = "image/png" if found.suffix == ".png" else "video/mp4"
         return FileResponse(found, media_type=kind, headers=_KEPT_A_MINUTE)
 
@@ -303,7 +303,7 @@ def _values(request: Request) -> Values:
 
 def _pictures(frames: Frames | None) -> Frames:
     if frames is None:
-        raise HTTPException(404, "the sample has no such pictures")
+        raise HTTPException(404, "the sample has no frames of the requested kind")
     return np.asarray(frames)
 
 

@@ -17,7 +17,7 @@ _ENCODE_ONCE = (
 
 
 def advice(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) -> tuple[str, ...]:
-    """Return every change that is enough by itself to make the step fit.
+    """Return every change that is enough by itself to make the step fit in memory.
 
     If no single change is enough, return the changes to make together. If all changes together are not enough, the last
     item recommends a distributed run.

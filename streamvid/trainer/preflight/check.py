@@ -139,7 +139,7 @@ class _Ran:
 
 
 def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
-    """Run two steps in the largest bucket, the first of which is a warm-up.
+    """Run a warm-up step and a measured step in the largest bucket.
 
     Return None if a step runs out of memory.
     """
@@ -155,7 +155,7 @@ def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
 
 
 def _activations(trial: TrialRun, batches: Sequence[Batch]) -> Activations:
-    """Count activations without and with checkpointing. Afterwards, the blocks remain checkpointed."""
+    """Count activation bytes without and with checkpointing. Afterwards, the blocks remain checkpointed."""
     tokens = [_tokens(trial, batch.bucket) for batch in batches]
     stored = count_activations(trial, batches, tokens)
     num_blocks = checkpoint_blocks(trial)
@@ -213,7 +213,7 @@ def _rows(
 
 
 def _check_sizes(trial: TrialRun, buckets: Sequence[Bucket]) -> None:
-    """Let the module reject unsupported sizes if the module has a method `check_size` and a VAE."""
+    """If the module has a VAE and a method `check_size`, let this method reject unsupported sizes."""
     model: Any = trial.module.model
     if not hasattr(model, "check_size") or not hasattr(model, "vae"):
         return

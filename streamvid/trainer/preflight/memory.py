@@ -66,7 +66,7 @@ class ActivationPlane:
     per_token: float
 
     def of(self, size: int, tokens: int) -> float:
-        """Return the predicted bytes for a batch of `size` samples with `tokens` tokens each."""
+        """Return the predicted number of bytes for a batch of `size` samples with `tokens` tokens each."""
         return max(0.0, self.fixed + size * (self.per_sample + self.per_token * tokens))
 
 
@@ -84,7 +84,7 @@ class Activations:
     num_blocks: int
 
     def block(self, size: int, tokens: int) -> int:
-        """Return the bytes of one block's activations, or 0 if no blocks can be checkpointed."""
+        """Return the size in bytes of one block's activations, or 0 if no blocks can be checkpointed."""
         return round(self.stored.of(size, tokens) / self.num_blocks) if self.num_blocks else 0
 
     def backward(self, size: int, tokens: int, is_checkpointed: bool) -> int:
@@ -96,7 +96,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Size in bytes of a batch with the outputs of `encode`, and the peak memory in bytes while it was encoded."""
+    """Size in bytes of a batch including the outputs of `encode`, and peak memory in bytes while it was encoded."""
 
     bytes: int
     peak_bytes: int
@@ -148,7 +148,7 @@ class StepMemory:
 
 
 def fixed_memory(module: nn.Module, has_average: bool) -> FixedMemory:
-    """Return the bytes of a module's weights, gradients and optimizer state."""
+    """Return the sizes in bytes of a module's weights, gradients and optimizer state."""
     names = tuple(f"{name}." for name in getattr(module, "encoders", ()))
     tensors = dict([*module.named_parameters(), *module.named_buffers()])
     trained = sum(one.numel() for one in module.parameters() if one.requires_grad)
@@ -162,7 +162,7 @@ def fixed_memory(module: nn.Module, has_average: bool) -> FixedMemory:
 
 
 def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequence[int]) -> ActivationPlane:
-    """Count the activations of the smallest batches.
+    """Measure the smallest batches, and return coefficients that predict activation bytes.
 
     batches: one batch per bucket.
     tokens: number of tokens per sample, for each batch.
@@ -194,7 +194,7 @@ def _repeated(batch: Batch, size: int) -> Batch:
 
 
 def _saved_bytes(trial: TrialRun, batch: Batch) -> float:
-    """Return the bytes that a forward pass stores for the backward pass, except for parameters.
+    """Return the number of bytes that a forward pass stores for the backward pass, excluding parameters.
 
     The tensors are only counted, not kept, so the pass needs no more memory than generating a sample.
     """

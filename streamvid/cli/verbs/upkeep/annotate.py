@@ -46,7 +46,7 @@ the command is interrupted, run it again."""
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(dataset: str, file: str, as_json: bool, **options: Any) -> None:
-    """Add the columns and captions of FILE to the sealed DATASET."""
+    """Add the columns and captions in FILE to the sealed DATASET."""
     from streamvid.dataset.annotate.annotate import annotate
 
     run_and_print(lambda progress: annotate(dataset, file, progress=progress, **options), as_json, _print)

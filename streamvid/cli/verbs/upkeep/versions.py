@@ -59,7 +59,7 @@ def command(
     if (viewed is None) != (where is None):
         raise click.UsageError("--view and --where must be given together; add the missing flag")
     if move and tagged is None:
-        raise click.UsageError("--move requires --tag")
+        raise click.UsageError("--move requires --tag; add --tag NAME, or omit --move")
     if tagged is not None:
         name, _, version = tagged.partition("=")
         report = tag(dataset, name, version or "latest", move=move, storage=storage)
