@@ -50,7 +50,7 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode or cut the missing clips. Return an assignment in which samples whose clips failed are rejected.
+    """Encode or cut the missing clips. Return an assignment that rejects samples whose clips could not be made.
 
     Raises TasksUnfinished if other tasks have not finished their clips yet.
     """
@@ -86,7 +86,7 @@ def _encoded(
 ) -> Iterator[PlannedSample]:
     """Yield the samples together with the clips that were made for them.
 
-    Samples with a failed clip are added to `rejections` instead.
+    Samples whose clips could not be made are added to `rejections` instead.
     """
     for sample in samples:
         clips = []
@@ -106,11 +106,11 @@ def _encoded(
 def restore_clips(
     samples: Iterable[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Re-create the missing clips of these samples.
+    """Recreate the missing clips of these samples.
 
     Remove the clips of other samples, unless other tasks may need them.
 
-    Raises StorageError if a clip cannot be re-created with the same bytes.
+    Raises StorageError if a clip cannot be recreated with the same bytes.
     """
     wanted, clips = _wanted(samples, options), staging.clips(options)
     if staging.share.is_whole:
@@ -296,7 +296,7 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
 
 
 def _max_bytes(job: Job, options: ShardOptions) -> float | None:
-    """Return the size limit for a video clip in bytes, or None if there is no limit."""
+    """Return the maximum number of bytes for a video clip, or None if there is no limit."""
     growth = options.clips.max_growth
     return growth * job.source_bytes if growth is not None and job.source_bytes else None
 

@@ -99,7 +99,7 @@ class Ltx2Training(LtxTraining):
         return {**found, "audio_latents": latents, "has_audio": batch.audio_present.to(latents.device)}
 
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
-        """Return the loss per sample, with shape (B,): video loss, plus audio loss for samples with audio."""
+        """Return the loss per sample, with shape (B,): the video loss, plus the audio loss if the sample has audio."""
         if "audio_latents" not in batch:
             return super().losses(batch, drawn)
         latents, audio, noise = self.latents_of(batch), batch.audio_latents.float(), self.audio_noise(batch)

@@ -89,7 +89,7 @@ class Base:
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:
-        """Return the rows that are not yet in the dataset, and a copy of this base with the number of the other rows.
+        """Return the rows that are not yet in the dataset, and a copy of this base that counts all other rows as known.
 
         The columns of the rows are converted to the dataset's types. A row is rejected if its file was removed from the
         dataset, or if the dataset contains another file with the same name. Raises ConfigError if the type of
@@ -199,7 +199,7 @@ def key_of(record: Record) -> str:
 
 
 def entries_of(records: Rows[Record], without: Collection[int] = (), rejected: Collection[int] = ()) -> InputRows:
-    """Return the entries for these records in the table of known rows.
+    """Return the entries that describe these records in the table of known rows.
 
     without: numbers of the rows to omit.
     rejected: numbers of the rows that did not become samples.
@@ -227,7 +227,7 @@ def _entries_of_rejections(rejections: Iterable[Rejection]) -> InputRows:
 
 
 def known_rows(records: RecordSet, rejections: Sequence[Rejection], samples: Rows[PlannedSample]) -> InputRows:
-    """Return the entries for a build's input in the table of known rows.
+    """Return the entries that describe a build's input in the table of known rows.
 
     records: the input, including the rows that were rejected while it was read.
     rejections: all rejections of the build.

@@ -126,7 +126,7 @@ class Media:
 
     @property
     def place(self) -> tuple[Store, str]:
-        """Tuple (store that contains a remote file, key of the file in that store)."""
+        """The store that contains a remote file, and the file's key in that store."""
         bucket_url, key = split_url(self.file)
         return store_of(bucket_url, self.storage), key
 

@@ -57,7 +57,10 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         if not offset:
             _check_packed(block)
         if len(block) < BLOCK_BYTES:
-            raise Rejected(f"the tar ends at byte {num_bytes} without its closing blocks; it may be truncated")
+            raise Rejected(
+                f"the tar ends at byte {num_bytes} without its closing blocks; it may be truncated, so "
+                "download or create it again"
+            )
         if not block.strip(b"\0"):
             return
         header = _parse(block, offset)
@@ -68,7 +71,8 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         offset = start + -(-size // BLOCK_BYTES) * BLOCK_BYTES
         if start + size > num_bytes:
             raise Rejected(
-                f"the tar ends at byte {num_bytes}, before the end of {_shown(header.name)}; it may be truncated"
+                f"the tar ends at byte {num_bytes}, before the end of {_shown(header.name)}; it may be truncated, so "
+                "download or create it again"
             )
         if header.type in b"LKxg":
             if size > MAX_HEADER_BYTES:

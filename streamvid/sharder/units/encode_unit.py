@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncodeUnit:
-    """Unit of work that encodes a window of `media` into the clip `name` of `clips`.
+    """Unit of work that encodes a window of `media` into the clip `name` in `clips`.
 
     follows: for conditioning videos and audio, the Timing of the sample's source as text; otherwise "".
     bars: black bars to crop: (left, top, right, bottom), in pixels.
