@@ -151,7 +151,8 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
         if kind is not None:
             made = "a sealed dataset" if kind == "dataset" else "the output of sft:data_process"
             raise ConfigError(
-                f"--dataset_metadata_path cannot be combined with --dataset_base_path {base!r}, which is {made}; omit --dataset_metadata_path"
+                f"--dataset_metadata_path cannot be combined with --dataset_base_path {base!r}, which is {made}; "
+                "omit --dataset_metadata_path"
             )
         columns = read_table(flags.dataset_metadata_path, config.data.storage).names
         # Sharding may take hours, so missing weight files and factories are reported before it.

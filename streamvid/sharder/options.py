@@ -61,8 +61,8 @@ class ClipOptions:
         sample; "audio" stores audio files without pictures, in buckets by duration.
     fps, fps_rule: frame rate at which clips are read, and the rule that selects the frames: "resample" (nearest in
         time), "cap" (every nth frame, so that the rate is at most fps) or "fix_frame_rate" (by frame number, as
-        DiffSynth does). With fps=None, every frame is read unless the buckets set a rate. Copies keep all frames, and readers
-        select from them. Native clips contain only the selected frames, and allow only "resample".
+        DiffSynth does). With fps=None, every frame is read unless the buckets set a rate. Copies keep all frames, from
+        which readers select. Native clips contain only the selected frames, and allow only "resample".
     audio: "keep" stores the audio of clips that have audio; "drop" leaves it out (files that are copied whole stay
         unchanged, but their audio is not indexed, so a loader does not deliver it); "require" rejects each clip that
         has no audio while its frames are shown.
@@ -92,8 +92,8 @@ class ClipOptions:
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="How to select frames: those nearest in time at --fps; every nth frame, so that the rate is at most --fps; "
-        "or by frame number, as in DiffSynth-Studio.",
+        help="How to select frames: those nearest in time at --fps; every nth frame, so that the rate is at most "
+        "--fps; or by frame number, as in DiffSynth-Studio.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(

@@ -81,7 +81,8 @@ def scheduler_shift(config: Mapping[str, Any], num_tokens: int) -> float:
     """Return the time shift that a scheduler's config specifies: a constant, or a function of the token count.
 
     With `use_dynamic_shifting`, mu is linear in the number of tokens and the shift is exp(mu), as in
-    `calculate_shift` and `time_shift` from diffusers 0.42.1 (pipelines/ltx/pipeline_ltx.py, scheduling_flow_match_euler_discrete.py).
+    `calculate_shift` and `time_shift` from diffusers 0.42.1 (pipelines/ltx/pipeline_ltx.py,
+    scheduling_flow_match_euler_discrete.py).
     """
     if config.get("use_dynamic_shifting"):
         low, high = config["base_image_seq_len"], config["max_image_seq_len"]

@@ -263,6 +263,6 @@ def check_own_files(files: Callable[[], Iterable[tuple[int, str]]]) -> None:
     if shared:
         first, second, name = shared[0]
         raise SourceError(
-            f"some rows ({len(shared)} in total) use the same file as an earlier row (for example, rows {first} and {second} "
-            f"use {name}), so {_REMEDY}"
+            f"some rows ({len(shared)} in total) use the same file as an earlier row (for example, rows {first} "
+            f"and {second} use {name}), so {_REMEDY}"
         )
