@@ -155,7 +155,7 @@ class Job:
 
     @property
     def key(self) -> Key:
-        """Key of the clip, which is unique among clips with the same encoding settings."""
+        """Key that identifies the clip among all clips with the same encoding settings."""
         window, bucket = self.window, self.bucket
         if self.is_cut:  # it is the same for all buckets
             return (*file_state(self.file), window.start, window.num_frames)
@@ -232,7 +232,7 @@ def _audio_codec(job: Job, options: ShardOptions) -> MadeAudioCodec | None:
 
 
 def _units(jobs: Iterable[Job]) -> list[list[Job]]:
-    """Group jobs into units of work. Clips of one file are cut together, so that its packets are read only once."""
+    """Group jobs into units of work. Clips from one file are cut together, so that its packets are read only once."""
     units: list[list[Job]] = []
     latest: dict[FileState, list[Job]] = {}
     for job in jobs:

@@ -399,7 +399,7 @@ class DiffusionTraining(nn.Module):
 
 
 def cast_inputs(module: Any) -> RemovableHandle:
-    """Cast a model's floating-point inputs, except for times, to the dtype of the model.
+    """Cast a model's floating-point inputs, except for times, to the model's dtype.
 
     Inputs are cast until the returned hook is removed.
     """

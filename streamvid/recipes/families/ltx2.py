@@ -89,7 +89,7 @@ class Ltx2Training(LtxTraining):
         return super()._encode_one(text, None)
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """For a batch with audio, also return its normalized latents (B, L, C) and a mask of samples with audio."""
+        """For a batch with audio, also return normalized audio latents (B, L, C) and a mask of samples with audio."""
         found = super().conditions(batch, video)
         if "audio" not in batch:
             return found
@@ -123,7 +123,7 @@ class Ltx2Training(LtxTraining):
         return uniform_numbers(latents.shape[1:], seeds, latents.device)[0]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the predicted velocity of the video, without audio."""
+        """Return the velocity that is predicted for the video if there is no audio."""
         return self._velocities(slice(None), noisy, None, drawn, batch)[0]
 
     def _velocities(

@@ -90,7 +90,7 @@ class SmallConfig(Options):
         return self.patch or _DEFAULT_PATCH[self.codec]
 
     def build_codec(self) -> PatchCodec | Autoencoder:
-        """Build the frozen codec for videos and latents, on the CPU. Raises ConfigError if it cannot be loaded."""
+        """Build the frozen codec on the CPU. Raises ConfigError if it cannot be loaded."""
         with torch.device("cpu"):  # its weights are loaded, even if other parts are built without memory
             return PatchCodec(self.token_size) if self.codec == "patch" else load_autoencoder(self.autoencoder)
 

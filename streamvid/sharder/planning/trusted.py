@@ -149,7 +149,7 @@ _Change: TypeAlias = Callable[[Sequence[PlannedSample]], Sequence[PlannedSample 
 
 
 def _changed(plan: ShardPlan, shards: Sequence[PlannedShard], change: _Change) -> ShardPlan:
-    """Return the plan with `change` applied to the samples of these shards."""
+    """Return the plan with `change` applied to the samples in these shards."""
     wanted = {shard.path for shard in shards}
     rejections, counts, sizes = list(plan.rejections), list[int](), list[int]()
 

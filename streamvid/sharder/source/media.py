@@ -46,7 +46,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 @lru_cache(16)
 def store_of(bucket_url: str, storage: StorageOptions) -> Store:
-    """Return the store of a bucket. The store is opened only once per process."""
+    """Return the store for a bucket. The store is opened only once per process."""
     return open_store(bucket_url, storage)
 
 

@@ -63,7 +63,7 @@ def encode_file(unit: EncodeUnit) -> Finding:
 
 
 def attempt_on(what: str, media: Media, clips: ClipFolder, work: Callable[[Source], Finding]) -> Finding:
-    """Run `work` on a file, and return its finding. If the file causes an error, return a rejection instead.
+    """Run `work` on a file, and return the finding. If the file causes an error, return a rejection instead.
 
     Raises SourceError if the file was removed or changed after it was probed.
     """

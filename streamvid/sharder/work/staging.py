@@ -97,7 +97,7 @@ class Staging:
         return ClipFolder(self.folder, self.store.url, options.worker_storage, is_shared)
 
     def plan_folder(self, plan_sha256: str) -> Path:
-        """Return the folder of one plan's markers and temporary files."""
+        """Return the folder for one plan's markers and temporary files."""
         return self.folder / plan_sha256[:32]
 
     def check_verb(self, *, is_append: bool) -> None:
@@ -236,7 +236,7 @@ class Staging:
         try:
             self._discard_plans(self._plan_names())
         except DatasetError as error:
-            _logger.warning("keeping the files of the unfinished work, because the dataset cannot be read: %s", error)
+            _logger.warning("keeping the files from the unfinished work, because the dataset cannot be read: %s", error)
         self.remove()
 
     def remove(self) -> None:
