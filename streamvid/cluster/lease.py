@@ -243,7 +243,7 @@ def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease],
 
 
 class _Watch:
-    """Observer that finds out whether the holders of leases are alive.
+    """Observer that finds out whether lease holders are alive.
 
     A lease that changes proves that its holder is alive. The age of a lease does not, because clocks may differ.
     """

@@ -214,7 +214,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
 
 def kind_of(url: str, storage: StorageOptions) -> str | None:
-    """Return "dataset" or "features", depending on the manifest at a URL, or None if there is no such manifest."""
+    """Return "dataset" or "features", depending on the manifest at a URL, or None if there is neither manifest."""
     from streamvid.dataset import manifest, sealed_json
     from streamvid.dataset.features import sidecar
 

@@ -97,7 +97,7 @@ class Journal:
 
 
 def include_any(findings: Findings, lines: Iterable[bytes]) -> None:
-    """Add the findings from a journal, whatever its header.
+    """Add the findings from a journal, regardless of its header.
 
     lines: content of the journal; the last line may be incomplete.
     """

@@ -27,7 +27,7 @@ class NoiseDraw:
 
     noise: float32 (B, C, t, h, w).
     times: float32 (B,) in 0..1.
-    numbers: uniform numbers (B,) for other random choices of the model family.
+    numbers: uniform numbers (B,) for other random choices that the model family makes.
     given: bool (B,), True for samples whose first frame is an input to the model.
     """
 

@@ -111,7 +111,7 @@ def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
 
 
 class Signature:
-    """Signature for finding copies of a part of a video; see signature.py.
+    """Signature of part of a video, for finding copies; see signature.py.
 
     The value is None if most samples are flat.
     """

@@ -108,8 +108,8 @@ class Staging:
                 verb, other = ("append", "shard") if is_append else ("shard", "append")
                 raise DatasetError(
                     f"there is unfinished work from `streamvid {other}` at {self.store.url}, so `streamvid {verb}` "
-                    f"cannot begin; run the same `streamvid {other}` command again to finish the work, or add "
-                    "--abandon (streamvid.sharder.sharder.abandon) to remove the work"
+                    f"cannot begin; run the same `streamvid {other}` command again to finish the work, or run it "
+                    "with --abandon (streamvid.sharder.sharder.abandon) to remove the work"
                 )
 
     def announce(self, build: Mapping[str, object]) -> None:
