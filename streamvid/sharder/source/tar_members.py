@@ -57,10 +57,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         if not offset:
             _check_packed(block)
         if len(block) < BLOCK_BYTES:
-            raise Rejected(
-                f"the tar ends at byte {num_bytes} without its closing blocks; it may be truncated, so "
-                "download or create it again"
-            )
+            raise Rejected(f"the tar ends at byte {num_bytes} without its closing blocks; it may be truncated")
         if not block.strip(b"\0"):
             return
         header = _parse(block, offset)
@@ -71,8 +68,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         offset = start + -(-size // BLOCK_BYTES) * BLOCK_BYTES
         if start + size > num_bytes:
             raise Rejected(
-                f"the tar ends at byte {num_bytes}, before the end of {_shown(header.name)}; it may be truncated, so "
-                "download or create it again"
+                f"the tar ends at byte {num_bytes}, before the end of {_shown(header.name)}; it may be truncated"
             )
         if header.type in b"LKxg":
             if size > MAX_HEADER_BYTES:
