@@ -118,7 +118,7 @@ class Lease:
         return latest is None or latest.path != self.path
 
     def check(self) -> None:
-        """Raise DatasetError if the lease was lost because another process has taken it over or removed it."""
+        """Raise DatasetError if another process has taken over or removed this lease."""
         if self._is_lost:
             raise DatasetError(
                 f"{self._store.url}: this process has lost its lease: either it could not renew the lease for "
@@ -243,7 +243,7 @@ def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease],
 
 
 class _Watch:
-    """Observer that finds out whether the holders of leases are alive.
+    """Observer that finds out whether lease holders are alive.
 
     A lease that changes proves that its holder is alive. The age of a lease does not, because clocks may differ.
     """
@@ -317,7 +317,7 @@ def _read(store: Store, latest: dict[str, tuple[int, str, int]]) -> Iterator[Fou
 
 
 def _parse(data: bytes) -> LeaseNote:
-    """Parse the bytes of a lease. Bytes that this package cannot have written count as an expired lease (SAFE-1)."""
+    """Parse the bytes of a lease. Bytes not written by this package are treated as an expired lease (SAFE-1)."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         note = LeaseNote(**json.loads(data))
         kinds = {"host": str, "pid": int, "process": str, "renewed": int | float, "admits_tasks": bool}

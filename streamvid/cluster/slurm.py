@@ -37,7 +37,7 @@ exit "$code"
 class SlurmJobs:
     """Slurm jobs to submit for one destination.
 
-    program, arguments: command of each job. For a task, `--task I/N` is inserted between the program and the arguments.
+    program, arguments: command that each job runs. For a task, `--task I/N` is inserted between them.
     dest: URL at which the results are stored. It identifies the jobs.
     num_cpus: number of CPUs per task.
     num_arrays: number of arrays that run one after the other.

@@ -320,7 +320,10 @@ class TrainRequest:
 def flag_options(
     given: Given, named: Collection[str], *, has_config: bool, task: str | None = None
 ) -> dict[str, object]:
-    """Map the dotted name of each TrainConfig option that a flag sets to its value. Omit those from `data_options`.
+    """Map the dotted name of each TrainConfig option that a flag sets to its value.
+
+    Options that `data_options` sets are omitted.
+
 
     named: options that are in the file or in --set.
     has_config: True if a file is given; without a file, DiffSynth-Studio's defaults apply.

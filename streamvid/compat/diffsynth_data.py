@@ -150,7 +150,10 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     if flags.dataset_metadata_path is not None:
         if kind is not None:
             made = "a sealed dataset" if kind == "dataset" else "the output of sft:data_process"
-            raise ConfigError(f"--dataset_base_path {base!r} is {made}; omit --dataset_metadata_path")
+            raise ConfigError(
+                f"--dataset_metadata_path cannot be combined with --dataset_base_path {base!r}, which is {made}; "
+                "omit --dataset_metadata_path"
+            )
         columns = read_table(flags.dataset_metadata_path, config.data.storage).names
         # Sharding may take hours, so missing weight files and factories are reported before it.
         resolve(config.model.weights)
@@ -180,8 +183,8 @@ def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> D
         return dataset
     if config.task == "sft:data_process":
         _log.warning(
-            "--dataset_repeat %d has no effect on sft:data_process; data.features.num_visits sets how many crops of "
-            "each clip are encoded",
+            "--dataset_repeat %d has no effect on sft:data_process; to encode several crops of each clip, set "
+            "data.features.num_visits",
             flags.dataset_repeat,
         )
         return dataset
@@ -211,7 +214,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
 
 def kind_of(url: str, storage: StorageOptions) -> str | None:
-    """Return "dataset" or "features", depending on the manifest at a URL, or None if there is no such manifest."""
+    """Return "dataset" or "features", depending on the manifest at a URL, or None if there is neither manifest."""
     from streamvid.dataset import manifest, sealed_json
     from streamvid.dataset.features import sidecar
 

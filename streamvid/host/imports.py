@@ -10,7 +10,7 @@ from importlib.abc import MetaPathFinder
 class _NoPandas(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
         if fullname == "pandas":
-            raise ModuleNotFoundError("this process does not import pandas", name=fullname)
+            raise ModuleNotFoundError("importing pandas is disabled in this process", name=fullname)
 
 
 def skip_pandas() -> None:

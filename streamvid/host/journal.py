@@ -46,7 +46,7 @@ class Journal:
     def include(self, lines: Iterable[bytes]) -> int:
         """Make the findings from another journal available to this run.
 
-        Return the size of the complete lines in bytes, or 0 if the headers of the two journals differ.
+        Return the total size, in bytes, of the complete lines, or 0 if the two journals have different headers.
 
         lines: content of the other journal, whose last line may be incomplete.
         """
@@ -97,7 +97,7 @@ class Journal:
 
 
 def include_any(findings: Findings, lines: Iterable[bytes]) -> None:
-    """Add the findings from a journal, whatever its header.
+    """Add the findings from a journal, regardless of its header.
 
     lines: content of the journal; the last line may be incomplete.
     """

@@ -49,12 +49,12 @@ def append(
 ) -> ShardReport:
     """Add the rows of one or more sources to a sealed dataset. Return the report.
 
-    Rows that the dataset already knows are skipped without opening their files, so a source may contain old and new
-    rows. A row is recognized by the name of its file, its time range, its captions and its conditioning inputs. A row
-    that was rejected is tried again if the size of its file has changed. Rows whose files had samples that were
-    removed become rejections of kind "removed". New samples are stored in new shards, and a new version of the dataset
-    lists them as well. If all new rows are rejected, the new version only records the rejections, so that the rows are
-    known. If there is nothing to add or to record, no version is published.
+    Rows that are already recorded in the dataset are skipped without opening their files, so a source may contain old
+    and new rows. A row is recognized by the name of its file, its time range, its captions and its conditioning inputs.
+    A row that was rejected is tried again if the size of its file has changed. If samples from a row's file were
+    removed from the dataset, the row is rejected with kind "removed". New samples are stored in new shards, and a new
+    version of the dataset lists them as well. If all new rows are rejected, the new version only records the
+    rejections. If there is nothing to add or to record, no version is published.
 
     options: fields of `ShardOptions` as nested mappings, such as {"work": {"workers": 8}}. Options that determine the
         content of a dataset keep the values with which it was built, and cannot be changed.

@@ -47,7 +47,7 @@ class ShardUnit:
     """Unit of work that builds one shard.
 
     folder: the plan's folder inside the staging folder.
-    has_audio: False to omit the audio of clips.
+    has_audio: False to omit the clips' audio.
     """
 
     dest: str
@@ -136,7 +136,7 @@ def load_marker(staging: Path, path: str) -> Marker:
 
 
 def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Return True if a shard is finished and its marker records the same input. sizes: result of `shard_sizes`."""
+    """Return True if a shard is finished and was built from its current input. sizes: result of `shard_sizes`."""
     try:
         marker = load_marker(folder, shard.path)
         packets = packets_path(folder, shard.path).read_bytes()

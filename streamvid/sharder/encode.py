@@ -50,7 +50,7 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode or cut the missing clips. Return an assignment in which samples whose clips failed are rejected.
+    """Encode or cut the missing clips. Return an assignment that rejects samples whose clips could not be made.
 
     Raises TasksUnfinished if other tasks have not finished their clips yet.
     """
@@ -86,7 +86,7 @@ def _encoded(
 ) -> Iterator[PlannedSample]:
     """Yield the samples together with the clips that were made for them.
 
-    Samples with a failed clip are added to `rejections` instead.
+    Samples whose clips could not be made are added to `rejections` instead.
     """
     for sample in samples:
         clips = []
@@ -106,11 +106,11 @@ def _encoded(
 def restore_clips(
     samples: Iterable[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Re-create the missing clips of these samples.
+    """Recreate the missing clips of these samples.
 
     Remove the clips of other samples, unless other tasks may need them.
 
-    Raises StorageError if a clip cannot be re-created with the same bytes.
+    Raises StorageError if a clip cannot be recreated with the same bytes.
     """
     wanted, clips = _wanted(samples, options), staging.clips(options)
     if staging.share.is_whole:
@@ -155,7 +155,7 @@ class Job:
 
     @property
     def key(self) -> Key:
-        """Key of the clip, which is unique among clips with the same encoding settings."""
+        """Key that identifies the clip among all clips with the same encoding settings."""
         window, bucket = self.window, self.bucket
         if self.is_cut:  # it is the same for all buckets
             return (*file_state(self.file), window.start, window.num_frames)
@@ -232,7 +232,7 @@ def _audio_codec(job: Job, options: ShardOptions) -> MadeAudioCodec | None:
 
 
 def _units(jobs: Iterable[Job]) -> list[list[Job]]:
-    """Group jobs into units of work. Clips of one file are cut together, so that its packets are read only once."""
+    """Group jobs into units of work. Clips from one file are cut together, so that its packets are read only once."""
     units: list[list[Job]] = []
     latest: dict[FileState, list[Job]] = {}
     for job in jobs:
@@ -296,7 +296,7 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
 
 
 def _max_bytes(job: Job, options: ShardOptions) -> float | None:
-    """Return the size limit for a video clip in bytes, or None if there is no limit."""
+    """Return the maximum number of bytes for a video clip, or None if there is no limit."""
     growth = options.clips.max_growth
     return growth * job.source_bytes if growth is not None and job.source_bytes else None
 

@@ -36,7 +36,7 @@ class MediaColumn:
 
     @property
     def stem(self) -> str:
-        """Prefix of the extensions that this input's tar members have."""
+        """Prefix for the extensions of this input's tar members."""
         return self.name.replace("_", "")
 
     def __str__(self) -> str:

@@ -200,7 +200,7 @@ def probe_all(
 
     The numbers of workers and tasks do not affect the result.
 
-    A file that crashes the decoder or exceeds the limits on time and memory is rejected.
+    A file that crashes the decoder or exceeds the time or memory limit is rejected.
 
     folder: directory for temporary copies of remote files; None for the system's temporary directory.
     Raises TasksUnfinished unless other tasks have probed the files outside `share`.

@@ -70,8 +70,8 @@ class ShardReport:
     `state` is "built", "already sealed", "dry run" or "task ended"; for an append also "appended", or "already there"
     if it added no samples.
 
-    num_records: number of input rows; for an append, excluding the rows that the dataset already knows.
-    num_known: number of input rows that the dataset already knows.
+    num_records: number of input rows; for an append, excluding rows that are already recorded in the dataset.
+    num_known: number of input rows that are already recorded in the dataset.
     num_windows: number of windows into which the rows were split. It differs from num_records only if sources are
         longer than max_clip_seconds or rows have several time ranges. It equals num_samples + num_rejected, where a
         clip that several buckets store counts once (SHARD-3).
@@ -83,8 +83,8 @@ class ShardReport:
     probe_bytes_read: number of bytes read from remote files for probing; None if no remote file was probed.
     input: the sharder's interpretation of its input; it contains no results of probing if the dataset was already
         sealed.
-    remaining: after a task, the unfinished work of other tasks; None if only sealing remains. The report of a task
-        contains neither buckets nor rejections.
+    remaining: after a task, the work that other tasks have not finished; None if only sealing remains. A task's
+        report contains neither buckets nor rejections.
     damaged_audio: files in the dataset whose audio cannot be decoded. Loaders with audio treat them as bad samples.
     """
 
@@ -159,7 +159,7 @@ class ShardReport:
 
 
 def report_known(base: Base) -> ShardReport:
-    """Return the report for an append that found only rows that the dataset already knows."""
+    """Return the report for an append that found only rows that are already recorded in the dataset."""
     return ShardReport(ALREADY_THERE, 0, (), (), base.manifest.clips, num_known=base.num_known)
 
 
@@ -260,7 +260,7 @@ def _audio_summary(samples: Rows[PlannedSample]) -> AudioSummary:
 
 
 def _videos(samples: Rows[PlannedSample], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the file name of each video, followed by the values of `names`. Each file appears once."""
+    """Yield the file name of each video, followed by the values of the fields `names`. Each file appears once."""
     repeated = TextSet.repeated(path for (path,) in samples.tuples("record.path"))
     seen = set()
     for path, source, is_image, *values in samples.tuples("record.path", "record.source", "probe.is_image", *names):

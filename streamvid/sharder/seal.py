@@ -112,7 +112,7 @@ def _write_index(
     options: ShardOptions,
     base: Base | None,
 ) -> tuple[list[ShardInfo], ManifestFiles]:
-    """Write the index of the planned shards. Return the rows of the shard table and the list of index files."""
+    """Write the index for the planned shards. Return the rows for the shard table and the list of index files."""
     form = _SamplesForm.of(plan, options, base)
     shards, samples, packets = _write_samples(plan, folder, index, form)
     rejections = encode_rejections([(row.row, row.source, row.reason, row.kind) for row in plan.rejections])
@@ -156,9 +156,9 @@ class _SamplesForm:
 def _write_samples(
     plan: ShardPlan, folder: Path, index: IndexFiles, form: _SamplesForm
 ) -> tuple[list[ShardInfo], list[FileInfo], list[FileInfo]]:
-    """Write the samples and packets files, each for at most MAX_SHARDS_PER_FILE shards.
+    """Write the sample files and packets files. Each file covers at most MAX_SHARDS_PER_FILE shards.
 
-    Return the rows of the shard table, the sample files and the packets files.
+    Return the rows for the shard table, the sample files and the packets files.
     """
     shards: list[ShardInfo] = []
     files: list[FileInfo] = []

@@ -85,7 +85,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Timing:
-    """Presentation times of a source's frames, ascending, in ticks of `time_base`.
+    """Presentation times of a source's frames, in ascending order, in ticks of `time_base`.
 
     last_duration: duration of the last frame in ticks; 0 if unknown.
     usual_rate: average frame rate; None if unknown.

@@ -52,5 +52,5 @@ def test_rejections_by_kind_are_the_same_of_the_run_and_of_the_dataset(tiny: Tin
     shown = json.loads(run_streamvid("stats", dest, "--rejections", "--json").stdout)
     assert shown["rejected_by_kind"] == report["rejected_by_kind"] and shown["rejections"] == 2
     for text in (run_streamvid("stats", dest, "--rejections").stdout, run_streamvid(*shard).stdout):
-        assert "remedy" in text and "relax the condition" in text
+        assert "remedy" in text and "relax the --where condition" in text
     assert "  where: row" in run_streamvid("stats", dest, "--rejections").stdout

@@ -257,7 +257,7 @@ def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: 
         ({"output": {"audio": {"sample_rate": RATE, "fps": 50}}}, "output.audio.fps=50: must be 25, .*; leave"),
         (
             {"output": {"audio": {"sample_rate": 16_000, "rule": "64000k"}}},
-            "rule='64000k': bucket audio-1000ms lasts 1 s, which is 16000 .* allows is 64000; .*use 'exact' or a grid",
+            "rule='64000k': bucket audio-1000ms lasts 1 s, which is 16000 .* allows is 64000; .*use 'exact' or a rule with",
         ),
         ({"media": ["control"]}, "the dataset has no conditioning inputs"),
         ({"output": {"pixels": "yuv420p"}}, "output.pixels='yuv420p' cannot be combined with audio datasets"),

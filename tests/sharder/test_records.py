@@ -337,7 +337,7 @@ def test_time_ranges_make_a_record_each(
         ({"timestamp": "[" * 5000}, "cannot be parsed; use a JSON or Python list"),
         ({"timestamp": "[[1, 2, 3]]"}, "not a (start, end) pair"),
         ({"timestamp": "7"}, "'7' is not a (start, end) pair"),
-        ({"timestamp": "[2, 1]"}, "2 to 1 s does not end after its start"),
+        ({"timestamp": "[2, 1]"}, "2 to 1 s must end after it starts"),
         *(
             ({"start": text, "end": "9"}, "is invalid; use a number of seconds")
             for text in ("-1", "nan", "1e400", "1:2:3:4", "x")

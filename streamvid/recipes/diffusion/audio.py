@@ -16,7 +16,7 @@ _LEAST = 1e-5
 
 
 def encode_audio(vae: Any, audio: Tensor) -> Tensor:
-    """Encode audio (B, channels, samples) as normalized float32 latents (B, L, C). C combines channels and bins."""
+    """Encode audio (B, channels, samples) as normalized float32 latents (B, L, C). C combines channels and mel bins."""
     config, rows = vae.config, []
     for clip in audio:  # one at a time, because the last bits depend on the batch size
         mel = log_mel(clip[None], rate=config.sample_rate, hop=config.mel_hop_length, num_bins=config.mel_bins)

@@ -24,11 +24,11 @@ class DiffusionConfig(Options):
     model: str = option(help="Folder of a diffusers pipeline or, with download: true, its id on the Hugging Face Hub.")
     download: bool = option(False, help="Download `model` from the Hugging Face Hub.")
     transformer: str | None = option(
-        None, help="Safetensors file with the weights of the transformer.", shown_default="those in `model`"
+        None, help="Safetensors file with the transformer's weights.", shown_default="those in `model`"
     )
     transformer_2: str | None = option(
         None,
-        help=("Safetensors file with the weights of the second expert of Wan 2.2."),
+        help=("Safetensors file with the weights for Wan 2.2's second expert."),
         shown_default="those in `model`",
     )
     dtype: Precision = option(

@@ -30,7 +30,7 @@ def mix(latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
 def squared_error(predicted: Tensor, target: Tensor, given: Tensor | None = None) -> Tensor:
     """Return the mean squared error per sample, with shape (B,), for tensors (B, C, t, h, w).
 
-    given: bool (B,), True for samples whose first latent frame is excluded because it is an input of the model.
+    given: bool (B,), True for samples whose first latent frame is excluded because it is an input to the model.
     """
     errors = (predicted.float() - target).square()
     if given is None or not bool(given.any()):
@@ -44,7 +44,7 @@ def squared_error(predicted: Tensor, target: Tensor, given: Tensor | None = None
 def weights_of(times: Tensor, weighting: Weighting, shift: float = 1.0) -> Tensor:
     """Return the loss weight for each time, with shape (B,).
 
-    "cosmap" and "sigma-sqrt" are the weightings of Stable Diffusion 3 (`compute_loss_weighting_for_sd3` of diffusers
+    "cosmap" and "sigma-sqrt" are the weightings of Stable Diffusion 3 (`compute_loss_weighting_for_sd3` in diffusers
     0.42.1). "bell" is the weighting of DiffSynth-Studio (`set_training_weight`, diffsynth/diffusion/flow_match.py at
     038bad0): a Gaussian around t = 0.5 that is zero at t = 1 and has a mean of 1 over 1000 steps with this time shift.
     """

@@ -19,7 +19,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) -> nn.Module:
-    """Build a model of a diffusers class with weights from a file. No random numbers are drawn.
+    """Build a model of the diffusers class `kind` with weights from a file. No random numbers are drawn.
 
     file: safetensors file. Its tensors have the names used by the original code or by diffusers; the latter may begin
         with `transformer.`.

@@ -27,8 +27,8 @@ class NoiseDraw:
 
     noise: float32 (B, C, t, h, w).
     times: float32 (B,) in 0..1.
-    numbers: uniform numbers (B,) for other random choices of the model family.
-    given: bool (B,), True for samples whose first frame is an input of the model.
+    numbers: uniform numbers (B,) for other random choices that the model family makes.
+    given: bool (B,), True for samples whose first frame is an input to the model.
     """
 
     noise: Tensor
@@ -80,8 +80,9 @@ def _number_of(time: float, config: DiffusionConfig, shift: float) -> float:
 def scheduler_shift(config: Mapping[str, Any], num_tokens: int) -> float:
     """Return the time shift that a scheduler's config specifies: a constant, or a function of the token count.
 
-    With `use_dynamic_shifting`, mu is linear in the number of tokens and the shift is exp(mu): `calculate_shift` and
-    `time_shift` of diffusers 0.42.1 (pipelines/ltx/pipeline_ltx.py, scheduling_flow_match_euler_discrete.py).
+    With `use_dynamic_shifting`, mu is linear in the number of tokens and the shift is exp(mu), as in
+    `calculate_shift` and `time_shift` from diffusers 0.42.1 (pipelines/ltx/pipeline_ltx.py,
+    scheduling_flow_match_euler_discrete.py).
     """
     if config.get("use_dynamic_shifting"):
         low, high = config["base_image_seq_len"], config["max_image_seq_len"]

@@ -35,17 +35,18 @@ CLASSES = Mapping[str, tuple[str, ...]]
 
 
 class DiffusionTraining(nn.Module):
-    """Training module for a diffusion model. Each family sets the attributes in capitals.
+    """Training module for a diffusion model. Each family sets the uppercase attributes.
 
-    PIPELINES: names of the diffusers pipelines that the family trains. DENOISERS: components that are trained, with
-    their allowed classes. ENCODERS: frozen components that only `encode` uses, with their allowed classes. SAMPLERS:
-    frozen components that only sampling needs, with their allowed classes. TOKENIZERS: names of tokenizers and image
-    processors. TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the pipeline that
-    renders samples. TEXT_OUTPUTS: names for the outputs of the pipeline's `encode_prompt`, in order; None for an output
-    that is ignored.
+    PIPELINES: names of the diffusers pipelines that the family trains.
+    DENOISERS: components that are trained, with their allowed classes.
+    ENCODERS: frozen components that only `encode` uses, with their allowed classes.
+    SAMPLERS: frozen components that only sampling needs, with their allowed classes.
+    TOKENIZERS: names of tokenizers and image processors.
+    TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the pipeline that renders samples.
+    TEXT_OUTPUTS: names for the outputs of the pipeline's `encode_prompt`, in order; None for an output that is ignored.
         They are also the names of batch fields and of arguments for the pipeline's call.
-    MAX_TEXT: name of the `encode_prompt` argument that sets the text length, or None. NUM_STEPS: value of the
-    transformer's timestep input at time 1.
+    MAX_TEXT: name of the `encode_prompt` argument that sets the text length, or None.
+    NUM_STEPS: value of the transformer's timestep input at time 1.
     """
 
     PIPELINES: ClassVar[tuple[str, ...]]
@@ -147,7 +148,7 @@ class DiffusionTraining(nn.Module):
         if not self._has_warned_of_captions and not any(batch.text):
             self._has_warned_of_captions = True
             _log.warning(
-                "no sample of a batch has a caption (%s), so the model trains with an empty text; shard with captions: "
+                "no sample in a batch has a caption (%s), so the model trains with an empty text; shard with captions: "
                 "a .txt file next to each video, or --metadata FILE",
                 ", ".join(batch.sample_keys[:3]),
             )
@@ -246,7 +247,7 @@ class DiffusionTraining(nn.Module):
         return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
 
     def noisy_latents(self, latents: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return latents with added noise. First frames that are inputs of the model get no noise."""
+        """Return latents with added noise. No noise is added to first frames that are inputs to the model."""
         noisy = losses.mix(latents, drawn.noise, drawn.times)
         if not bool(drawn.given.any()):
             return noisy
@@ -398,7 +399,7 @@ class DiffusionTraining(nn.Module):
 
 
 def cast_inputs(module: Any) -> RemovableHandle:
-    """Cast a model's floating-point inputs, except for times, to the dtype of the model.
+    """Cast a model's floating-point inputs, except for times, to the model's dtype.
 
     Inputs are cast until the returned hook is removed.
     """

@@ -54,7 +54,7 @@ def build(*, task: str = "sft", **settings: Any) -> HunyuanVideoTraining:
 
 
 class HunyuanVideoTraining(DiffusionTraining):
-    """Training module for HunyuanVideo, text to video."""
+    """Training module for text-to-video HunyuanVideo models."""
 
     PIPELINES: ClassVar[tuple[str, ...]] = ("HunyuanVideoPipeline",)
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("HunyuanVideoTransformer3DModel",)}
@@ -97,7 +97,7 @@ class HunyuanVideoTraining(DiffusionTraining):
 
 
 class HunyuanVideoImageTraining(HunyuanVideoTraining):
-    """Training module for HunyuanVideo, image to video."""
+    """Training module for image-to-video HunyuanVideo models."""
 
     PIPELINES = (IMAGE_TO_VIDEO,)
     ENCODERS: ClassVar[CLASSES] = {
@@ -135,7 +135,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         super().check_size(size, bucket)
 
     def draw(self, batch: Batch) -> NoiseDraw:
-        """Draw noise and times. With `token_replace`, the first frame of every sample is an input of the model."""
+        """Draw noise and times. With `token_replace`, the first frame of every sample is an input to the model."""
         drawn = super().draw(batch)
         return replace(drawn, given=torch.full_like(drawn.given, self.replaces()))
 

@@ -113,7 +113,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return found
 
     def pipeline(self, name: str | None = None) -> Any:
-        """Build the pipeline, changed so that it keeps the size of an image instead of choosing a standard size."""
+        """Build the pipeline, modified to keep an image's size instead of choosing a standard size."""
         pipe = super().pipeline(name)
         if self.uses_image():
             pipe.video_processor.calculate_default_height_width = lambda height, width, target_size: (height, width)

@@ -89,7 +89,7 @@ class Ltx2Training(LtxTraining):
         return super()._encode_one(text, None)
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """For a batch with audio, also return its normalized latents (B, L, C) and a mask of samples with audio."""
+        """For a batch with audio, also return normalized audio latents (B, L, C) and a mask of samples with audio."""
         found = super().conditions(batch, video)
         if "audio" not in batch:
             return found
@@ -99,7 +99,7 @@ class Ltx2Training(LtxTraining):
         return {**found, "audio_latents": latents, "has_audio": batch.audio_present.to(latents.device)}
 
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
-        """Return the loss per sample, with shape (B,): video loss, plus audio loss for samples with audio."""
+        """Return the loss per sample, with shape (B,): the video loss, plus the audio loss if the sample has audio."""
         if "audio_latents" not in batch:
             return super().losses(batch, drawn)
         latents, audio, noise = self.latents_of(batch), batch.audio_latents.float(), self.audio_noise(batch)
@@ -123,7 +123,7 @@ class Ltx2Training(LtxTraining):
         return uniform_numbers(latents.shape[1:], seeds, latents.device)[0]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the predicted velocity of the video, without audio."""
+        """Return the velocity that is predicted for the video if there is no audio."""
         return self._velocities(slice(None), noisy, None, drawn, batch)[0]
 
     def _velocities(

@@ -59,7 +59,10 @@ class WanVaceTraining(WanTraining):
     _is_warned = False
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return `control` (B, 2·C + 64, n + t, h, w): latents and masks of n reference images and t control frames."""
+        """Return `control` (B, 2·C + 64, n + t, h, w), which contains latents and masks.
+
+        n: number of reference images. t: number of latent frames in the control video.
+        """
         control, mask = video_input(batch, "control", video), mask_input(batch, "mask", video)
         references = image_inputs(batch, "reference", video)
         if control is None and mask is None and references is None:

@@ -41,7 +41,7 @@ def patchify(video: Tensor, patch: Size) -> Tensor:
 
 
 def unpatchify(tokens: Tensor, size: Size, patch: Size) -> Tensor:
-    """Invert `patchify` for a video of `size` (T, H, W): (B, N, C·pt·ph·pw) → (B, C, T, H, W)."""
+    """Join patches (B, N, C·pt·ph·pw) into a video (B, C, T, H, W) of `size` (T, H, W). This inverts `patchify`."""
     t, h, w = grid_size(size, patch)
     pt, ph, pw = patch
     cells = tokens.reshape(tokens.shape[0], t, h, w, -1, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7)

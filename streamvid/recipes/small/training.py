@@ -44,10 +44,10 @@ class SmallConfig(Options):
         "patch", help="Train on pixels or on the latents of an autoencoder."
     )
     patch: Size | None = option(
-        None, help="Patch size (T, H, W) per token.", shown_default="(1, 8, 8) pixels or (1, 2, 2) latents"
+        None, help="Size of each token's patch, as (T, H, W).", shown_default="(1, 8, 8) pixels or (1, 2, 2) latents"
     )
     autoencoder: Path | None = option(
-        None, help="File with the weights of the autoencoder.", shown_default="the shipped weights"
+        None, help="File with the autoencoder's weights.", shown_default="the shipped weights"
     )
     text: TextConfig = option(
         default_factory=TextConfig, help="Text encoder: the name of a kind, or a mapping of options."
@@ -90,13 +90,13 @@ class SmallConfig(Options):
         return self.patch or _DEFAULT_PATCH[self.codec]
 
     def build_codec(self) -> PatchCodec | Autoencoder:
-        """Build the frozen codec for videos and latents, on the CPU. Raises ConfigError if it cannot be loaded."""
+        """Build the frozen codec on the CPU. Raises ConfigError if it cannot be loaded."""
         with torch.device("cpu"):  # its weights are loaded, even if other parts are built without memory
             return PatchCodec(self.token_size) if self.codec == "patch" else load_autoencoder(self.autoencoder)
 
 
 def build(*, task: str = "sft", **settings: Any) -> SmallTraining:
-    """Build the small training module on the CPU. Global random state does not change.
+    """Build the small training module on the CPU. The global random state does not change.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of SmallConfig.

@@ -14,7 +14,7 @@ _MIN_SHARE = (1, 3)  # of each side that must remain
 
 
 class BlackBars:
-    """Black rows and columns at the edges of all samples, as `Margins` of the displayed frame in pixels.
+    """Margins that are black in all samples, in pixels of the displayed frame.
 
     Each margin is rounded up to an even number. Samples that are completely black, as in a fade, are ignored. The value
     is None if all samples are black, or if less than a third of the width or height would remain.

@@ -32,7 +32,7 @@ Value: TypeAlias = float | int | str | list[int] | None
 
 
 class Figure(Protocol):
-    """Figure that is computed sample by sample."""
+    """Measurement of a video's pictures, computed sample by sample."""
 
     def see(self, frame: FrameView, step: int) -> None:
         """Measure the file's next sample.
@@ -75,8 +75,8 @@ class Motion:
 class Blur:
     """Perceptual blur (Crete et al., "The blur effect", 2007), from 0 (sharp) to 1 (blurred).
 
-    Blurring changes a sharp picture more than a picture that is already blurred. The figure of a sample is the share of
-    the differences between neighboring pixels that remains after a 9-pixel box filter, in the direction with the larger
+    Blurring changes a sharp picture more than a picture that is already blurred. A sample's figure is the share of the
+    differences between neighboring pixels that remains after a 9-pixel box filter, in the direction with the larger
     share. The longer side of the picture has at most 512 pixels. The value is the mean over all samples, or None if all
     samples are flat or too small.
     """
@@ -111,7 +111,7 @@ def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
 
 
 class Signature:
-    """Signature for finding copies of a part of a video; see signature.py.
+    """Signature of part of a video, for finding copies; see signature.py.
 
     The value is None if most samples are flat.
     """

@@ -79,7 +79,7 @@ def _follow(leaders: Numbers, pairs: Numbers, signatures: Words) -> Numbers:
 
 
 def _neighbors(signatures: Words, rows: Numbers, key: int) -> Numbers:
-    """Sort the rows by a key, and return the pairs of neighbors that are similar.
+    """Sort the rows by a key, and return the pairs of neighboring rows that are similar.
 
     The result is a sorted array with shape (pairs, 2).
     """
@@ -116,7 +116,7 @@ def _key_bits(key: int) -> list[tuple[int, int]]:
 
 
 def _count_bits(words: Words) -> npt.NDArray[Any]:
-    """Return the number of set bits in each word, like np.bitwise_count of NumPy 2."""
+    """Return the number of set bits in each word, like `np.bitwise_count` in NumPy 2."""
     ones, twos, fours, sums = (np.uint64(value * (2**64 // 255)) for value in (0x55, 0x33, 0x0F, 0x01))
     words = words - (words >> np.uint64(1) & ones)
     words = (words & twos) + (words >> np.uint64(2) & twos)

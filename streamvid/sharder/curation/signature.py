@@ -56,9 +56,9 @@ def spectrum(luma: npt.NDArray[np.uint8]) -> Integers:
 
 
 def signature_of(spectra: Integers) -> Words | None:
-    """Return the signature of a part, or None if most of its samples are flat.
+    """Return the signature of part of a video, or None if most of the samples in that part are flat.
 
-    spectra: array with shape (number of samples, 64), in the order of the samples.
+    spectra: array with shape (number of samples, 64), in sample order.
     """
     clear = np.flatnonzero((spectra[:, 1:] ** 2).sum(axis=1) >= (_FLAT_LEVELS * _LEVEL) ** 2)
     if 2 * len(clear) < len(spectra) or not len(clear):

@@ -53,7 +53,7 @@ class PlannedSample:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Extensions of the sample's tar members. All samples of a shard have the same extensions."""
+        """Extensions of the sample's tar members. All samples in a shard have the same extensions."""
         return (self.clip.extension, *sorted(medium.extension for medium in self.media))
 
     @property
@@ -139,7 +139,7 @@ def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterato
 
 
 class _Repeats:
-    """Counter of samples that share a name, window and bucket. Only names that several records share are counted.
+    """Counts the samples that share a name, window and bucket. Names that only one record has are not counted.
 
     For a name that is already in the dataset, counting starts at the number of rows with that name, so that no key is
     used twice.
@@ -162,7 +162,7 @@ class _Repeats:
 
 @dataclass
 class _Assigner:
-    """State of an assignment in progress. rejections: rejections of individual windows."""
+    """Assignment in progress. rejections: the windows that were rejected individually."""
 
     probes: Probes
     options: ShardOptions
@@ -341,14 +341,14 @@ def _check_audio(probe: Probe, options: ShardOptions) -> None:
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
-    """Return the number of clip frames that the whole source yields. Frame times are not needed."""
+    """Return the number of clip frames that the whole source yields, without using frame times."""
     if probe.is_image or options.clips.is_native:
         return probe.num_frames
     return num_places(options.frame_rate, probe.num_frames, probe.fps, probe.duration_seconds)
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """Return the smallest frame count above 1, but at most `most`, at which a bucket accepts the source."""
+    """Return the smallest frame count above 1 at which a bucket accepts the source; `most` if no smaller count fits."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
     fewer = (count + config.spare_frames for count in sorted(counts) if 1 < count < most)
@@ -400,7 +400,7 @@ def sample_key(
 
 
 def record_key(source: str) -> str:
-    """Return the key shared by all samples of one file."""
+    """Return the key that all samples from one file share."""
     return f"{safe_stem(source)}-{stable_hash(source):016x}"
 
 

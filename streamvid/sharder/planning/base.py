@@ -1,4 +1,4 @@
-"""Dataset to which a build adds samples, and the input rows that it already knows.
+"""Dataset to which a build adds samples, and the input rows that are already recorded in it.
 
 A row is identified before its file is opened: by the name of its file, its time range, its captions and the names of
 its conditioning inputs. A dataset knows the rows that became samples, and those that were rejected for a reason that
@@ -43,7 +43,7 @@ class Base:
 
     writing: the right to publish the next version; None for a task or a dry run, because neither of them publishes
         anything.
-    num_known: number of input rows that the dataset already knows.
+    num_known: number of input rows that are already recorded in the dataset.
     earlier: for input files that already have samples, maps the hash of the file's name to its number of known rows.
     """
 
@@ -68,12 +68,12 @@ class Base:
 
     @cached_property
     def stored_types(self) -> dict[str, str]:
-        """Types of the user columns in the sample files, by name."""
+        """Maps each user column in the sample files to its type."""
         return _user_types(self._stored_schema)
 
     @cached_property
     def user_types(self) -> dict[str, str]:
-        """Types of all user columns in the dataset, by name, including columns that were added later."""
+        """Maps each user column in the dataset to its type, including columns that were added later."""
         return _user_types(ColumnGroups.of(self.manifest).schema(self._stored_schema))
 
     @cached_property
@@ -89,7 +89,7 @@ class Base:
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:
-        """Return the rows that are not yet in the dataset, and a copy of this base with the number of the other rows.
+        """Return the rows that are not yet in the dataset, and a copy of this base that counts all other rows as known.
 
         The columns of the rows are converted to the dataset's types. A row is rejected if its file was removed from the
         dataset, or if the dataset contains another file with the same name. Raises ConfigError if the type of
@@ -199,7 +199,7 @@ def key_of(record: Record) -> str:
 
 
 def entries_of(records: Rows[Record], without: Collection[int] = (), rejected: Collection[int] = ()) -> InputRows:
-    """Return the entries for these records in the table of known rows.
+    """Return the entries that describe these records in the table of known rows.
 
     without: numbers of the rows to omit.
     rejected: numbers of the rows that did not become samples.
@@ -227,7 +227,7 @@ def _entries_of_rejections(rejections: Iterable[Rejection]) -> InputRows:
 
 
 def known_rows(records: RecordSet, rejections: Sequence[Rejection], samples: Rows[PlannedSample]) -> InputRows:
-    """Return the entries for a build's input in the table of known rows.
+    """Return the entries that describe a build's input in the table of known rows.
 
     records: the input, including the rows that were rejected while it was read.
     rejections: all rejections of the build.

@@ -91,7 +91,7 @@ class _SampleRows:
         return int(self._is_first.sum())
 
     def tuples(self, is_wanted: _Flags | None, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the number of each wanted row, followed by the values of `names`.
+        """Yield the number of each wanted row, followed by the values of the fields `names`.
 
         is_wanted: None to select all rows.
         """

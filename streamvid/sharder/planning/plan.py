@@ -129,11 +129,11 @@ samples have different members."""
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts that determine the order of samples and their shards, with one entry per sample in the order of the input.
+    """Facts that determine the samples' order and shards. Arrays have one entry per sample, in the order of the input.
 
     codes: index of the sample's group in `groups`, or -1 for a sample that is stored in several buckets.
     places: hash that determines the sample's position in its group, so that the order of the input does not matter.
-        Two samples of a group share a hash with a probability of 2**-64.
+        Two samples in a group have equal hashes with a probability of 2**-64.
     sizes: size of the sample in bytes.
     drawn: samples that are stored in several buckets.
     """

@@ -135,7 +135,7 @@ def _state(path: str, options: ShardOptions) -> tuple[int, str]:
 
 
 def confirm(plan: ShardPlan, shards: Sequence[PlannedShard], probes: Probes, options: ShardOptions) -> ShardPlan:
-    """Replace stated with probed facts for the samples in these shards. Return the new plan.
+    """Replace stated facts with probed facts for the samples in these shards. Return the new plan.
 
     Other shards do not change. A sample whose file cannot be used, or would be stored differently, is rejected.
     Shards keep their names, and a shard can become empty.
@@ -149,7 +149,7 @@ _Change: TypeAlias = Callable[[Sequence[PlannedSample]], Sequence[PlannedSample 
 
 
 def _changed(plan: ShardPlan, shards: Sequence[PlannedShard], change: _Change) -> ShardPlan:
-    """Return the plan with `change` applied to the samples of these shards."""
+    """Return the plan with `change` applied to the samples in these shards."""
     wanted = {shard.path for shard in shards}
     rejections, counts, sizes = list(plan.rejections), list[int](), list[int]()
 

@@ -51,8 +51,8 @@ class Where:
 
     text: the condition as the user wrote it.
     node: the parsed condition.
-    kinds: type of each available column by name. The columns are the user's columns (such as `user.aesthetic`), FACTS,
-        `text` and `source`.
+    kinds: maps the name of each available column to its type. The columns are the user's columns (such as
+        `user.aesthetic`), FACTS, `text` and `source`.
     figures: names of the columns that curation adds, such as `user.motion`.
     """
 

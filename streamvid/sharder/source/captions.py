@@ -28,7 +28,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class CaptionColumns:
-    """Metadata columns that contain captions, and the column that contains the weights of captions, if any.
+    """Metadata columns that contain captions, and the column that contains caption weights, if there is one.
 
     is_timed: True if rows have time ranges. A list of captions may then also be in Python syntax, as in Panda-70M.
     """

@@ -24,7 +24,7 @@ from streamvid.storage import LocalStore
 
 @dataclass
 class EmbeddedFiles:
-    """Collector of embedded files. Unused columns of embedded files are omitted from the rows.
+    """Extracts the files embedded in metadata. Columns of embedded files that no option uses are omitted from the rows.
 
     folder: folder to which the files are written.
     writes: True to write the files; False to compute only their names and checksums.

@@ -103,7 +103,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Source layout.
+    """Source layout: how to recognize and read one kind of source.
 
     recognise: function that returns a true value if a source has the layout.
     read: function that reads such a source.

@@ -46,7 +46,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 @lru_cache(16)
 def store_of(bucket_url: str, storage: StorageOptions) -> Store:
-    """Return the store of a bucket. The store is opened only once per process."""
+    """Return the store for a bucket. The store is opened only once per process."""
     return open_store(bucket_url, storage)
 
 
@@ -126,7 +126,7 @@ class Media:
 
     @property
     def place(self) -> tuple[Store, str]:
-        """Tuple (store that contains a remote file, key of the file in that store)."""
+        """The store that contains a remote file, and the file's key in that store."""
         bucket_url, key = split_url(self.file)
         return store_of(bucket_url, self.storage), key
 

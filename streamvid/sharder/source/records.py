@@ -116,7 +116,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RecordSet:
-    """All rows of the input. Each usable row is in `records`, and each other row in `rejections`.
+    """All rows of the input. Each usable row is in `records`, and every other row is in `rejections`.
 
     user_types: maps each metadata column to its type in the index.
     num_rows: number of input rows. A row with several time ranges becomes several records.
@@ -452,7 +452,7 @@ def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> Record
 
 
 def _check_owners(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> None:
-    """Raise SourceError if inputs share a file name. Clips from sealed datasets may, because they keep their keys."""
+    """Raise SourceError if inputs share a file name. Clips from sealed datasets may share names."""
     repeated = TextSet.repeated(source for part in parts for (source,) in part.records.tuples("source"))
     owners: dict[str, int] = {}
     for number, part in enumerate(parts):

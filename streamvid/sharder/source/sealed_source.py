@@ -76,7 +76,7 @@ class _SealedClip(NamedTuple):
 
 @dataclass
 class _SealedReader:
-    """Reader of a dataset's clips. If several buckets store the same clip, only the largest copy is kept."""
+    """Reads a dataset's clips. If several buckets store the same clip, only the largest copy is kept."""
 
     dataset: Dataset
     where: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -44,7 +44,7 @@ class SourceSummary:
         conditioning inputs, "kept" (stored with each sample) and "ignored".
     num_usable: number of records. Each usable row becomes one record, or one record per time range.
     num_captions: number of records with a caption.
-    unnamed_files: media files in the folder to which no row of the metadata refers.
+    unnamed_files: media files in the folder that no metadata row refers to.
     """
 
     url: str
@@ -60,7 +60,7 @@ class SourceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Groups of near-duplicates. rows: all rows of these groups, except the best row of each group."""
+    """Groups of near-duplicates. rows: all rows in these groups, except the best row in each group."""
 
     num_groups: int
     rows: Counted

@@ -89,7 +89,7 @@ def read_tars(
 
 @dataclass
 class _TarReader:
-    """Reader of tars that collects the locations of media members."""
+    """Reads tars and collects the locations of their media members."""
 
     place: Place
     wanted: frozenset[str]

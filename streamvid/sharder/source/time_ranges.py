@@ -159,7 +159,7 @@ def _range(pair: Any, has_duration: bool = False) -> TimeRange:
     start, end = map(_seconds, pair)
     found = TimeRange(start, start + end if has_duration else end)
     if found.start >= found.end:
-        raise Rejected(f"the time range {found.text} does not end after its start", kind="time-range")
+        raise Rejected(f"the time range {found.text} must end after it starts", kind="time-range")
     return found
 
 
@@ -263,6 +263,6 @@ def check_own_files(files: Callable[[], Iterable[tuple[int, str]]]) -> None:
     if shared:
         first, second, name = shared[0]
         raise SourceError(
-            f"some rows ({len(shared)}) use the same file as an earlier row (for example, rows {first} and {second} "
-            f"use {name}), so {_REMEDY}"
+            f"some rows ({len(shared)} in total) use the same file as an earlier row (for example, rows {first} "
+            f"and {second} use {name}), so {_REMEDY}"
         )

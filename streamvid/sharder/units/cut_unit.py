@@ -38,7 +38,7 @@ class CutUnit:
 def cut_file(unit: CutUnit) -> Finding:
     """Cut clips from a file and store them in the staging folder. Runs in a worker.
 
-    Return {"clips": list of one finding per window}, or a rejection if the file as a whole causes an error.
+    Return {"clips": [one finding per window]}, or a rejection if the file as a whole causes an error.
 
     Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncodeUnit:
-    """Unit of work that encodes a window of `media` into the clip `name` of `clips`.
+    """Unit of work that encodes a window of `media` into the clip `name` in `clips`.
 
     follows: for conditioning videos and audio, the Timing of the sample's source as text; otherwise "".
     bars: black bars to crop: (left, top, right, bottom), in pixels.
@@ -63,7 +63,7 @@ def encode_file(unit: EncodeUnit) -> Finding:
 
 
 def attempt_on(what: str, media: Media, clips: ClipFolder, work: Callable[[Source], Finding]) -> Finding:
-    """Run `work` on a file, and return its finding. If the file causes an error, return a rejection instead.
+    """Run `work` on a file, and return the finding. If the file causes an error, return a rejection instead.
 
     Raises SourceError if the file was removed or changed after it was probed.
     """

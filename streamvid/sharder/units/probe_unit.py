@@ -215,7 +215,7 @@ def _audio_of(unit: ProbeUnit, source: Source, zero: Fraction) -> Finding:
 
 
 def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
-    """Run `work` on the file `name`, and return its finding. If the file causes an error, return a rejection instead.
+    """Run `work` on the file `name`, and return the finding. If the file causes an error, return a rejection instead.
 
     Raises StreamvidError if the cause is not the file but streamvid or the installation, such as an incompatible
     library version, because every file would then be rejected.

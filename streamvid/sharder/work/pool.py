@@ -122,7 +122,7 @@ class Pool:
                     yield number, message
 
     def _receive(self, worker: _Worker) -> Any:
-        """Return the result of the worker's unit, a Crash if the worker died, or _READY if it has started."""
+        """Return the result of the worker's unit, a Crash if the worker died, or _READY if it has just started."""
         try:
             answer = json.loads(worker.connection.recv_bytes())
         except (EOFError, ConnectionResetError):

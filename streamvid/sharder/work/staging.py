@@ -97,7 +97,7 @@ class Staging:
         return ClipFolder(self.folder, self.store.url, options.worker_storage, is_shared)
 
     def plan_folder(self, plan_sha256: str) -> Path:
-        """Return the folder of one plan's markers and temporary files."""
+        """Return the folder for one plan's markers and temporary files."""
         return self.folder / plan_sha256[:32]
 
     def check_verb(self, *, is_append: bool) -> None:
@@ -108,8 +108,8 @@ class Staging:
                 verb, other = ("append", "shard") if is_append else ("shard", "append")
                 raise DatasetError(
                     f"there is unfinished work from `streamvid {other}` at {self.store.url}, so `streamvid {verb}` "
-                    f"cannot begin; run the same `streamvid {other}` command again to finish the work, or add "
-                    "--abandon (streamvid.sharder.sharder.abandon) to remove the work"
+                    f"cannot begin; run the same `streamvid {other}` command again to finish the work, or run it "
+                    "with --abandon (streamvid.sharder.sharder.abandon) to remove the work"
                 )
 
     def announce(self, build: Mapping[str, object]) -> None:
@@ -236,7 +236,7 @@ class Staging:
         try:
             self._discard_plans(self._plan_names())
         except DatasetError as error:
-            _logger.warning("keeping the files of the unfinished work, because the dataset cannot be read: %s", error)
+            _logger.warning("keeping the files from the unfinished work, because the dataset cannot be read: %s", error)
         self.remove()
 
     def remove(self) -> None:

@@ -48,7 +48,7 @@ class Phase:
 
     @property
     def per_second(self) -> float | None:
-        """Average number of files, clips or shards finished per second in this run; None before the first finishes."""
+        """Average number of files, clips or shards finished per second in this run; None until one is finished."""
         done = self.done - self.done_before
         return done / self.seconds if done > 0 and self.seconds > 0 else None
 

@@ -35,7 +35,7 @@ def task_phases(options: ShardOptions) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Unfinished work of other tasks: `num_units` of a phase's `total` units."""
+    """Work that other tasks have not finished: `num_units` of a phase's `total` units."""
 
     phase: str
     num_units: int

@@ -147,4 +147,4 @@ def test_a_batch_without_captions_is_named_once(tmp_path: Path, caplog: pytest.L
     assert "caption" not in caplog.text
     for _ in range(2):
         module.encode(make_batch(SIZE, ("", "")))
-    assert caplog.text.count("no sample of a batch has a caption (0-0, 0-1)") == 1
+    assert caplog.text.count("no sample in a batch has a caption (0-0, 0-1)") == 1
