@@ -121,9 +121,9 @@ class Lease:
         """Raise DatasetError if another process has taken over or removed this lease."""
         if self._is_lost:
             raise DatasetError(
-                f"{self._store.url}: this process has lost its lease: either it could not renew the lease for "
-                f"{EXPIRE_SECONDS:.0f} s and another process has taken over, or the lease was removed; wait until no "
-                "other process uses this location, then run the same command again"
+                f"{self._store.url}: this process has lost its lease: either its attempts to renew the lease "
+                f"failed for {EXPIRE_SECONDS:.0f} s and another process has taken over, or the lease was removed; wait "
+                "until no other process is using this location, then run the same command again"
             )
 
     def close_to_tasks(self) -> None:

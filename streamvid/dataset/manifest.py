@@ -139,9 +139,9 @@ class ColumnGroup:
         group = ColumnGroup(of_files, columns, str(value["source_sha256"]))
         if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
             raise DatasetError(
-                f"the field columns contains a group with {len(group.files)} files and the types {columns}; a group "
-                f"must have one file or null for each of the {len(files.samples)} sample files, and at least one "
-                f"column, with only the types {', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
+                f"the field 'columns' contains a group with {len(group.files)} files and the types {columns}; a group "
+                f"must have one entry (a file or null) for each of the {len(files.samples)} sample files and at least "
+                f"one column, and each type must be one of {', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
             )
         return group
 

@@ -222,7 +222,7 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
             taken = [rows.pop(number, None) for number in range(first, first + one.num_shards)]
             if None in taken:
                 raise DatasetError(
-                    f"{where}: draw set {one.name} lists a shard in bucket {bucket_id} that is missing or belongs "
+                    f"{where}: in bucket {bucket_id}, draw set {one.name} lists a shard that is missing or belongs "
                     "to another set; copy the dataset again"
                 )
             alike.append([(int(shards.num_samples[row]), shards.split[row]) for row in taken if row is not None])

@@ -281,7 +281,7 @@ def _last_start(attempt: Attempt, before: Position) -> Cursor:
 
 
 def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPlan:
-    """Return the plan for a later position's epoch in a run that began at `cursor`."""
+    """Return the plan for the epoch that contains `position`, in a run that began at `cursor`."""
     plan = selection.plan(cursor)
     if position.epoch - cursor.epoch > _MAX_EPOCHS:
         raise StateError(

@@ -459,7 +459,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the decode workers. Empty before the first `iter()`."""
+        """Process IDs of the decode workers. Empty before the first `iter()`."""
         return self._pipeline.worker_pids
 
     def _new_pipeline(self, quarantine: Quarantine | None = None) -> Pipeline:

@@ -281,7 +281,9 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
         reason = f"the clip has {clip.num_frames} frames, but bucket {job.bucket.id} requires {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")
     if options.clips.audio == "require" and not (clip.has_audio or job.label):
-        raise Rejected("the clip has no audio during its frames, but clips.audio='require' is set", kind="no-audio")
+        raise Rejected(
+            "the clip has no audio while its frames are shown, but clips.audio='require' is set", kind="no-audio"
+        )
     least = options.clips.min_psnr
     if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
         reason = f"the clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={least:g}"

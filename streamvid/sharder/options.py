@@ -92,8 +92,8 @@ class ClipOptions:
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="How to select frames: those nearest in time at --fps; every nth frame, so that the rate is at most "
-        "--fps; or by frame number, as in DiffSynth-Studio.",
+        help="How to select frames: the frames nearest to the times that --fps gives; every nth frame, with the "
+        "smallest n that keeps the rate within --fps; or the frame numbers that DiffSynth-Studio computes.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(

@@ -155,7 +155,9 @@ class TrainConfig(Options):
     eval: EvalConfig = option(default_factory=EvalConfig, help="Evaluation during training.")
     checkpoints: CheckpointConfig = option(default_factory=CheckpointConfig, help="Saved weights and states.")
     logging: LoggingConfig = option(default_factory=LoggingConfig, help="Metrics and trackers.")
-    accelerate: AccelerateConfig = option(default_factory=AccelerateConfig, help="Settings for accelerate.")
+    accelerate: AccelerateConfig = option(
+        default_factory=AccelerateConfig, help="Settings for Hugging Face Accelerate."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -128,7 +128,9 @@ def test_whoever_lost_the_lease_stops(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     lease = hold(store)
     store.put(f"{FOLDER}/run-000002.json", note(time.time()))
-    with pytest.raises(DatasetError, match="could not renew the lease for 120 s and another process has taken over"):
+    with pytest.raises(
+        DatasetError, match="attempts to renew the lease failed for 120 s and another process has taken over"
+    ):
         lease.renew()
     with pytest.raises(DatasetError, match="has taken over"):
         lease.check()

@@ -239,7 +239,7 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
             lambda v: v["tensors"]["latents"].update(dtype="F16"),
             "tensor 'latents' of dtype BF16 .* does not match the manifest",
         ),
-        (lambda v: v["tensors"]["tokens"].update(is_ragged=False), "tensor 'tokens': the tensors in a batch are"),
+        (lambda v: v["tensors"]["tokens"].update(is_ragged=False), "tensor 'tokens': all tensors in a batch must"),
     ],
 )
 def test_members_that_are_not_what_the_manifest_says_are_told(
@@ -388,7 +388,8 @@ def test_collate_pads_and_masks(dtype: str, lengths: list[int], rest: list[int])
 
 def test_collate_names_what_does_not_go_together() -> None:
     with pytest.raises(
-        ConfigError, match=r"tensor 'x': the tensors in a batch are torch.float32 \(1,\), torch.float32 \(2,\)"
+        ConfigError,
+        match=r"tensor 'x': all tensors in a batch must have the same dtype and shape, but these are torch.float32 \(1,\), torch.float32 \(2,\)",
     ):
         collate({"x": [torch.ones(1), torch.ones(2)]})
     with pytest.raises(ConfigError, match="tensor 'x'"):

@@ -95,7 +95,7 @@ def test_no_secret_in_logs_errors_and_pickles(
     said, logged = done.stdout + done.stderr, log.read_text()
     assert "RemoteStore" in said and ("botocore" in logged or source == "endpoint")
     if source == "endpoint":
-        assert "the endpoint URL contains a user name or a password" in said
+        assert "the endpoint URL must not contain a user name or a password" in said
     else:
         assert "403" in said and "refused" in said  # what fails was seen
     for text in (said, without_foreign_token(logged)):

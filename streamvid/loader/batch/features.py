@@ -89,8 +89,8 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
         if len(kinds) > 1:
             shapes = ", ".join(dict.fromkeys(f"{one.dtype} {tuple(one.shape)}" for one in several))
             raise ConfigError(
-                f"tensor {name!r}: the tensors in a batch are {shapes}, but must have the same dtype and shape, "
-                "except that tensors that an encoder returns as a list may differ in their first dimension"
+                f"tensor {name!r}: all tensors in a batch must have the same dtype and shape, but these are {shapes}; "
+                "only tensors that an encoder returns as a list may differ, and only in their first dimension"
             )
         if name not in ragged:
             fields[name] = _joined(several, first.shape)

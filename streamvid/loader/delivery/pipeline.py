@@ -121,7 +121,7 @@ class Pipeline:
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the decode workers."""
+        """Process IDs of the decode workers."""
         return self._flight.decoder.pids if self.is_open else ()
 
     @property

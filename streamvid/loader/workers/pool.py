@@ -90,7 +90,7 @@ class DecodePool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers."""
+        """Process IDs of the workers."""
         return tuple(worker.pid for worker in self._workers)
 
     def submit(self, task: Task) -> None:
@@ -146,7 +146,7 @@ class DecodePool:
         return {task_id: since for _, task_id, since in self._board.tasks()}
 
     def _current(self) -> dict[int, int]:
-        """Return a mapping from the process id of each busy worker to the id of the worker's task."""
+        """Return a mapping from the process ID of each busy worker to the ID of the worker's task."""
         return {self._workers[number].pid: task_id for number, task_id, _ in self._board.tasks()}
 
     def kill(self, task_id: int) -> None:

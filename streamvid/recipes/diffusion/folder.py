@@ -58,7 +58,7 @@ class ModelFolder:
 
         allowed: names of the classes that the recipe supports.
         file: single file that contains the component's weights, read instead of the weights in the folder.
-        Raises ConfigError if the component is missing, has another class, or cannot be loaded.
+        Raises ConfigError if the component is missing, is not of an allowed class, or cannot be loaded.
         """
         found = self.class_of(name)
         if found is None or found not in allowed:

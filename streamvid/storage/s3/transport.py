@@ -356,7 +356,7 @@ def _check_endpoint(url: str) -> None:
     """Raise RequestError if an endpoint contains credentials."""
     if "@" in url:
         raise RequestError(
-            "the endpoint URL contains a user name or a password",
+            "the endpoint URL must not contain a user name or a password; remove them from the URL",
             hint="Remove them from AWS_ENDPOINT_URL or the AWS config files; the access keys sign all requests",
         )
 

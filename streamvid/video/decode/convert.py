@@ -28,9 +28,9 @@ _PLANAR_RGB = ((2, 0), (0, 1), (1, 2))
 
 @dataclass(frozen=True, slots=True)
 class PictureColor:
-    """Color of yuv420p pictures.
+    """Color properties of yuv420p pictures.
 
-    - matrix, color_range: as color_space and color_range in VideoInfo.
+    - matrix, color_range: same as color_space and color_range in VideoInfo.
     - siting: position of chroma samples: "left" (aligned with every other column, midway between two rows) or "center"
       (midway between columns and between rows).
     """
