@@ -157,8 +157,14 @@ def test_pictures_at_another_rate_keep_the_speed_of_their_sound(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"view": {"temporal": "uniform"}}, "cannot be combined with view.temporal='uniform', which changes the speed"),
-        ({"view": {"max_interval": 2}}, "cannot be combined with view.max_interval=2, which changes the speed"),
+        (
+            {"view": {"temporal": "uniform"}},
+            "cannot be combined with view.temporal='uniform', which changes the playback speed",
+        ),
+        (
+            {"view": {"max_interval": 2}},
+            "cannot be combined with view.max_interval=2, which changes the playback speed",
+        ),
         ({"output": {**OUTPUT, "decode": False}}, "cannot be combined with output.decode=False"),
         (
             {"output": {"audio": {}}},

@@ -89,7 +89,8 @@ class Notebook:
 
     def begin(self, code: str) -> str:
         """A cell, until it prints a line; its end is for `finish`."""
-        self.cell = self.client.execute(code)
+        # After an error, a kernel aborts requests that come too soon, unless the cell said otherwise.
+        self.cell = self.client.execute(code, stop_on_error=False)
         while True:
             message = self.client.get_iopub_msg(timeout=60)
             if message["parent_header"].get("msg_id") == self.cell:

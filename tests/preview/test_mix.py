@@ -90,7 +90,7 @@ def test_features_are_shown_as_the_model_gets_them(serve: Serve, features: Path)
 def test_features_must_fit(features: Path) -> None:
     copy, native = map(streamvid.open_dataset, (COPY, NATIVE))
     options = PreviewOptions(features=str(features))
-    with pytest.raises(ConfigError, match=r"there are 2 datasets, but --features was given 1 time"):
+    with pytest.raises(ConfigError, match=r"number of datasets: 2, number of --features: 1"):
         open_features([copy, native], options, streamvid.StorageOptions())
     with pytest.raises(ConfigError, match="were created from a dataset other than"):
         open_features([native], options, streamvid.StorageOptions())

@@ -390,6 +390,6 @@ def test_rows_that_share_a_file_are_refused_unless_whole_files_are_wanted(tmp_pa
         {"video": name, "caption": str(number)} for number, name in enumerate(("film.mp4", "other.mp4", "film.mp4"))
     ]
     write_rows(tmp_path / "metadata.jsonl", rows)
-    with pytest.raises(SourceError, match=r"some rows \(1\) use .* rows 0 and 2 use film.mp4.*--whole-files"):
+    with pytest.raises(SourceError, match=r"some rows \(1 in total\) use .* rows 0 and 2 use film.mp4.*--whole-files"):
         read(tmp_path, whole_files=False)
     assert len(read(tmp_path).records) == 3

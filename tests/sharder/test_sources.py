@@ -140,7 +140,7 @@ def test_splits_stay_when_rows_are_added_and_in_every_layout(tmp_path: Path) -> 
 
 def test_lists_of_unequal_length_name_both_counts(tmp_path: Path) -> None:
     write(tmp_path, {"videos.txt": b"a.mp4\nb.mp4\nc.mp4\n", "prompts.txt": b"one\n\ntwo\nthree\n"})
-    with pytest.raises(SourceError, match=r"prompts.txt has 4 lines and videos.txt has 3"):
+    with pytest.raises(SourceError, match=r"prompts.txt has 4 lines, but videos.txt has 3"):
         read(tmp_path)
 
 

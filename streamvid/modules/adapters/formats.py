@@ -73,7 +73,7 @@ def encode_adapters(
             assert_never(format)
     facts = _facts(plain, base, dropout)
     if format == "kohya":
-        facts |= {"ss_network_dim": facts["rank"], "ss_network_alpha": facts["alpha"]}
+        facts |= {"ss_network_dim": facts["rank"], "ss_network_alpha": str(_number(_most(adapters)[1]))}
     return EncodedAdapters(tensors, facts)
 
 
