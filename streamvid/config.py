@@ -163,8 +163,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) -> None:
     if isinstance(override, str):
+        refuse_credentials("override", override)  # before it is split, because a secret may contain "="
         name, equals, text = override.partition("=")
-        refuse_credentials(name if equals else "override", text if equals else override)
         if not equals or not all(name.strip().split(".")):
             raise ConfigError(f"override {override!r} is not of the form name=value or section.name=value")
         value = parse_yaml(text, f"the value of override {override!r}")

@@ -26,7 +26,7 @@ TINY = ROOT / "configs" / "train" / "tiny.yaml"
         ("max_steps=0", "must be an integer of at least 1"),
         ("max_steps=1.5", "max_steps"),
         ("output=s3://bucket/run", "output is s3:/bucket/run"),
-        ("output=s3://key:secret@bucket/run", "output='s3://bucket/run'"),
+        ("output=s3://key:secret@bucket/run", "override='output=s3://bucket/run': must not contain"),
     ],
 )
 def test_a_bad_key_or_value_is_named(tmp_path: Path, override: str, says: str) -> None:
