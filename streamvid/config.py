@@ -22,7 +22,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from streamvid.credentials import hide_all_credentials
 from streamvid.errors import ConfigError, refuse_credentials
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def parse_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_loader())  # noqa: S506  # a SafeLoader with stricter scalars
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # The parser quotes an excerpt, which may truncate credentials so that they are no longer recognized.
-        reason = str(error) if hide_all_credentials(text) == text else str(getattr(error, "problem", "syntax error"))
+        reason = str(error) if "@" not in text else str(getattr(error, "problem", "syntax error"))
         raise ConfigError(f"{where} is not valid YAML: {' '.join(reason.split())}") from None
 
 

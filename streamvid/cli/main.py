@@ -12,7 +12,7 @@ from difflib import get_close_matches
 import click
 
 from streamvid import __version__
-from streamvid.credentials import hide_all_credentials
+from streamvid.credentials import hide_all_credentials, hide_credentials
 from streamvid.errors import ConfigError, StreamvidError, printable
 
 EXIT_FAILED = 1
@@ -129,7 +129,7 @@ def run(command: click.Command) -> None:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        click.echo(hide_all_credentials(shown.getvalue()), nl=False, err=True)
+        click.echo(_without_credentials(shown.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The program that read the output, such as a pager or head, has ended, so there is nothing to report.
@@ -138,10 +138,18 @@ def run(command: click.Command) -> None:
     except (StreamvidError, OSError, MemoryError) as error:  # an OSError's message names the cause, such as a full disk
         if logging.getLogger().isEnabledFor(logging.INFO):
             logging.getLogger(__name__).exception("failed")
-        text = hide_all_credentials(str(error))
+        text = _without_credentials(str(error))
         if isinstance(error, MemoryError):
             reason = f" ({text})" if text else ""
             text = f"out of memory{reason}; use a machine with more memory, or raise the memory limit"
         lines = map(printable, text.splitlines())
         click.echo("\n".join(["error: " + next(lines, ""), *lines]), err=True)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+
+
+def _without_credentials(message: str) -> str:
+    """Return a message without credentials, including those with spaces, which only the arguments show as a whole."""
+    for argument in sys.argv[1:]:
+        hidden = hide_credentials(argument)
+        message = message.replace(argument, hidden) if hidden != argument else message
+    return hide_all_credentials(message)

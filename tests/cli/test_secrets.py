@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from tests.cli.conftest import OPTIONS, Call, Tiny
 from tests.conftest import run_streamvid
@@ -61,6 +61,8 @@ def test_a_mistyped_url_shows_no_secret_and_creates_nothing(
 
     @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(mistyped)
+    @example(f"s3://KEY:a {CANARY} b@bucket/ds")
+    @example(f"s3://KEY:a\t{CANARY}@bucket/ds")
     def check(url: str) -> None:
         done = call(*words(command, tiny, url))
         assert done.returncode and not done.stdout, done
