@@ -277,6 +277,7 @@ KOALA = "['0:00:25.525', '0:00:30.530']"
         *({"ss": "0:01", "to": "0:02"}, {"caption_start": 1, "caption_end": 2.5}, {"clips": "[[0.5, 2.0], [2, 3]]"}),
         *({"start_time": 10, "duration": 2.5}, {"start_time": 1, "length": 2.5}, {"first_frame": 0, "last_frame": 20}),
         *({"tstart": "0:01", "tend": "0:02"}, {"since": 1, "until": 2}, {"start_time": 1, "end_sec": 2}),
+        *({"window": "[0.5, 2.0]"}, {"trim": "(1, 2)"}, {"bounds": "1 - 3.5"}, {"subclips": "[[0, 4], [7, 9]]"}),
         *({"timestamp": "0.5, 2.0"}, {"span": "1 3.5"}, {"ts": "0:00:00.5-0:00:02"}, {"part": KOALA}),
         *(
             {"period": f"[{KOALA}]"},

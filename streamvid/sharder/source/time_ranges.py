@@ -32,7 +32,10 @@ _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "dura
 """Pairs of words that denote time ranges regardless of the values, if the column names contain no unusual words."""
 _USUAL = {"clip", "segment", "scene", "shot", "span", "time", "timestamp", "t", "frame", "frames", "idx", "index"}
 _USUAL |= {"sec", "secs", "second", "seconds", "s", "ms"}
-_RANGES = re.compile(r"(?:timestamp|time|time_range|range|clip_range|segment|interval|span|start_end)s?")
+_RANGES = re.compile(
+    r"(?:timestamp|time|time_?range|range|clip_range|seg(?:ment)?|interval|(?:time_?)?span|start_end|(?:time_?)?window|"
+    r"sub_?clip|trim|bound|excerpt|portion)s?"
+)
 _PARTS = re.compile(r"(?:clip|cut|scene|shot|event|moment)s?(?:_(?:times?|timestamps?))?")
 """Names of columns that may contain time ranges, but may also contain file names or other lists."""
 #: Text of a list with at least two items. Dates and single times do not match, because they are not ranges.
