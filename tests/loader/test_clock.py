@@ -27,7 +27,7 @@ from streamvid.loader.mix import SampleRequest
 from streamvid.loader.options import LimitOptions
 from streamvid.storage import LocalStore, Ranges
 from tests.clips import encode
-from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.conftest import SMALL, build_dataset, open_loader
 from tests.loader.test_bad import damaged, part_of
 from tests.processes import is_alive, streamvid_threads, wait_for_threads
 
@@ -223,17 +223,25 @@ class Noise:
         return (pictures[i % 4] for i in range(self.shape[0]))
 
 
+@pytest.fixture(scope="module")
+def slow_clip() -> bytes:
+    fast = {"g": "1000", "crf": "10", "preset": "ultrafast", "bf": "0"}
+    return encode(Noise(), options=fast, numbered=False)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_decode_that_takes_too_long(
-    tmp_path: Path, num_workers: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    slow_clip: bytes,
+    num_workers: int,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where the worker hangs is on the error stream, where the loader's threads are in the log. And with no worker to
     kill, the thread that decodes ends once its decoder comes back."""
     before = streamvid_threads()
     bucket = Bucket(num_frames=100, height=64, width=96)
-    fast = {"g": "1000", "crf": "10", "preset": "ultrafast", "bf": "0"}
-    clip = encode(Noise(), options=fast, numbered=False)  # type: ignore[arg-type]
-    root = build_dataset(tmp_path, {bucket: [2]}, clip_frames=100, damage={"96x64-100f-1": clip})
+    root = build_dataset(tmp_path, {bucket: [2]}, clip_frames=100, damage={"96x64-100f-1": slow_clip})
     options: dict[str, Any] = {"num_workers": num_workers, "sample_timeout_seconds": 0.4}
     says = r"sample 96x64-100f-1 \(index 1 in .*decoding it has taken more than limits.sample_timeout_seconds=0.4;"
     with opened(open_dataset(root), [(0, 0), (0, 1)], **options) as (pipeline, run):
@@ -264,3 +272,24 @@ def test_a_killed_worker_is_named_with_its_sample_and_no_substitution(tmp_path: 
                 pass
         with pytest.raises(LoaderError, match="was killed by SIGKILL"):
             pipeline.start(pipeline.stop(), iter(()))
+
+
+def test_a_worker_killed_while_it_holds_answers_loses_no_sample(tmp_path: Path, slow_clip: bytes) -> None:
+    """It answers once for the short clips of a batch, and decodes the last one when it is killed."""
+    bucket = Bucket(num_frames=100, height=64, width=96)
+    root = build_dataset(tmp_path, {bucket: [16]}, clip_frames=100, damage={"96x64-100f-15": slow_clip})
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "shuffle": "none"}
+    with open_loader(root, **options) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        worker = psutil.Process(loader.worker_pids[0])
+        before = worker.cpu_times().user
+        while worker.cpu_times().user < before + 0.6:
+            time.sleep(0.005)
+        worker.kill()
+        with pytest.raises(WorkerError, match=r"was killed by SIGKILL.*was processing .*sample 96x64-100f-15 "):
+            next(batches)
+        state = loader.state_dict()
+    with open_loader(root, state, output={"decode": False}, **options) as loader:
+        rest = [batch.sample_keys for batch in loader]
+    assert [first.sample_keys, *rest] == [[f"96x64-100f-{i}" for i in range(n, n + 8)] for n in (0, 8)]
