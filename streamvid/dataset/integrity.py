@@ -209,9 +209,9 @@ class StoreFile(RangeFile):
 class SamplesFile:
     """Sample file that is verified on first use. Safe to use from several threads.
 
-    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum for the footer. A checksum
-    is therefore computed from the verified bytes, and verified whenever the footer is read again. For rows, page
-    checksums detect damage that occurs after the verification.
+    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum for the footer, so one is
+    computed from the verified bytes, and is verified whenever the footer is read again. Page checksums detect later
+    damage to the rows.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:

@@ -85,7 +85,7 @@ class Join:
     def _match(self) -> list[npt.NDArray[np.int32]]:
         """Return one int32 array of shape (num_samples,) per shard.
 
-        Each array contains the annotation row of every sample, or -1 for a sample without a row.
+        For each sample, the array contains the index of its row in the annotation, or -1 if no row matches.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -125,11 +125,12 @@ class Join:
         mine = self._annotation.keys.slice(0, _SHOWN).to_pylist()
         return (
             f"annotation {self._name}: no row matches a sample of {self._dataset.url}; its keys look like {mine}, but "
-            f"the dataset's {column} looks like {there}; choose another key_column (--key-column), or fix the keys"
+            f"the dataset's {column} values look like {there}; choose another key_column (--key-column), or fix the "
+            "keys"
         )
 
     def files(self, progress: Progress) -> Iterator[bytes]:
-        """Yield the Parquet bytes of the new column files, in the order and with the row groups of the sample files."""
+        """Yield the new column files as Parquet bytes, with the same order and row groups as the sample files."""
         files, target = self._dataset.manifest.files.samples, schema({"key": "string", **self.types})
         for done, file in enumerate(files):
             progress("annotate", done, len(files))

@@ -83,7 +83,7 @@ def read_table(where: str | Path, storage: StorageOptions) -> MetadataTable:
 
 
 def read_file(where: str | Path, storage: StorageOptions) -> Iterator[RowBlock]:
-    """Yield, in blocks, the rows of a metadata file at a path or a URL. Raises SourceError if it cannot be read."""
+    """Yield blocks of rows from a metadata file at a path or a URL. Raises SourceError if it cannot be read."""
     if isinstance(where, Path) or _REMOTE.match(where) is None:
         path = Path(where)
         _check_size(where, path.stat().st_size if path.is_file() else 0)

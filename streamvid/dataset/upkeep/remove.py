@@ -88,7 +88,9 @@ class RemoveReport:
                 f"streamvid compact {self.dataset} --cache-dir DIR --cache-only removes the deleted tars from the "
                 "cache on a machine"
             )
-            steps.append("repeat the removal in copies of the dataset, and encode features of removed samples again")
+            steps.append(
+                "repeat the removal in copies of the dataset, and encode features again if they include removed samples"
+            )
         if self.num_same_clips:
             steps.append("remove the samples in same_clips too if the clip itself must be deleted")
         return tuple(steps)
