@@ -55,7 +55,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Call `read`, which returns a digest, until the digest equals `sha256` or another attempt would not help.
+    """Call `read` until it returns the digest `sha256`, or until another attempt would not help.
 
     Return the last digest.
     """

@@ -127,7 +127,7 @@ class ColumnGroup:
 
     @property
     def known_files(self) -> tuple[FileInfo, ...]:
-        """All files in the group, without the entries that are None."""
+        """All files in the group, excluding entries that are None."""
         return tuple(file for file in self.files if file is not None)
 
     @staticmethod

@@ -175,7 +175,7 @@ class Join:
 def _spread(table: pa.Table, kept: npt.NDArray[np.int32], keys: pa.Table, target: pa.Schema) -> pa.Table:
     """Return a table with one row per stored sample of a shard, with nulls for removed samples.
 
-    kept: for each row of `table`, the position of the sample among the stored samples."""
+    kept: position of each row's sample among the stored samples of the shard."""
     import pyarrow as pa
 
     places = np.full(keys.num_rows, -1, np.int64)
@@ -197,7 +197,7 @@ def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
 
 
 def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, pa.Array]:
-    """Return a mapping from column name to new caption column.
+    """Return the new caption columns, keyed by name.
 
     New captions replace all old captions of a sample, even if there is only one new caption.
     """

@@ -58,7 +58,7 @@ class SidecarShard:
 
     @property
     def path(self) -> str:
-        """Path of the tar. The dataset's tar has the same path."""
+        """Path of the features tar. The matching tar in the dataset has the same path."""
         return shard_path(self.bucket_id, self.number, self.build_id)
 
     @property
@@ -137,7 +137,7 @@ class MemberTable:
     Rows are ordered by sample, then by visit.
     offsets: byte offsets, or -1 for a visit that could not be encoded.
     sizes: sizes in bytes.
-    sha256: SHA-256 digests, uint8 with shape (rows, 32).
+    sha256: SHA-256 digests, as a uint8 array with shape (number of rows, 32).
     """
 
     num_visits: int

@@ -133,9 +133,9 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return the texts as large strings, and a mapping from the index of each text with invalid Unicode to the reason.
+    """Return the texts as large strings, and a mapping from the index of each invalid text to the reason.
 
-    Invalid characters are escaped or replaced.
+    Characters that are not valid Unicode are escaped or replaced.
     """
     try:
         return pa.array(texts, pa.large_string()), {}

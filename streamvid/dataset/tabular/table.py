@@ -53,7 +53,7 @@ class MetadataTable:
         return (_loaded(self._spill[number]) for number in range(len(self._spill)))
 
     def kinds(self, names: Collection[str]) -> dict[str, ColumnType]:
-        """Map each of these column names to the column's type, which fits the values in all rows."""
+        """Map each name to a type that fits the values of this column in all rows."""
         found: dict[str, list[frozenset[ColumnType] | None]] = {name: [] for name in names}
         for block in self.blocks:
             for name, kinds in found.items():
