@@ -97,7 +97,7 @@ def read_table(store: Store, file: FileInfo) -> pa.Table:
 
 
 def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
-    """Read and verify index files of one kind, and return them as one table in the given order."""
+    """Read and verify index files of one kind, and concatenate them in the given order into one table."""
     import pyarrow as pa
 
     tables = [read_table(store, file) for file in files]

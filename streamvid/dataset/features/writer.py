@@ -287,8 +287,8 @@ class SidecarWriter:
                 yield key, members
         if number + 1 != len(keys):
             raise DatasetError(
-                f"{path} has {len(keys)} samples, but tensors for {number + 1} samples were passed; pass tensors for all "
-                "samples"
+                f"{path} has {len(keys)} samples, but tensors for {number + 1} samples were passed; pass tensors for "
+                "all samples"
             )
 
     def _index(

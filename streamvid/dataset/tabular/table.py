@@ -26,7 +26,7 @@ _COLUMNS, _BROKEN = b"columns", b"broken"  # keys in the Arrow schema of a store
 class MetadataTable:
     """All rows of one or more metadata files, and the column names in order of first appearance.
 
-    The rows are stored in a temporary file, so that memory does not grow with the number of rows.
+    The rows are stored in a temporary file, so that memory usage does not grow with the number of rows.
 
     where: name of the metadata in messages.
     names: columns that come first, even if no row has a value for them.
@@ -53,7 +53,7 @@ class MetadataTable:
         return (_loaded(self._spill[number]) for number in range(len(self._spill)))
 
     def kinds(self, names: Collection[str]) -> dict[str, ColumnType]:
-        """Map each name to a type that fits the values of this column in all rows."""
+        """Map each column name to a type that fits all values in the column."""
         found: dict[str, list[frozenset[ColumnType] | None]] = {name: [] for name in names}
         for block in self.blocks:
             for name, kinds in found.items():

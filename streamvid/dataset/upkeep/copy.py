@@ -293,8 +293,8 @@ class _Copy:
         state = self.dest.state(file.path)
         if state is None or state.num_bytes != file.num_bytes:
             raise StorageError(
-                f"{self.dest.url}: {file.path} was written with {file.num_bytes} bytes, but "
-                f"{f'now has {state.num_bytes}' if state else 'is missing'}; stop other processes that write to this "
+                f"{self.dest.url}: {file.path} was written with {file.num_bytes} bytes, but now "
+                f"{f'has {state.num_bytes}' if state else 'is missing'}; stop other processes that write to this "
                 "location"
             )
         self.journal.add(file.path, state)
