@@ -170,7 +170,7 @@ class _Removal:
             self.clips.append(RemovedClip(key, record_key, source, digest.hex(), shard.path))
 
     def publish(self, held: Writing, reason: str) -> None:
-        """Write the table of the removed samples, and publish a version without these samples."""
+        """Write the table of removed samples, and publish a version without these samples."""
         data, manifest = encode_removed(self.samples), self.dataset.manifest
         file = named_by_content("removed", len(manifest.files.removed), data)
         put_file(held.store, file.path, data)
