@@ -55,7 +55,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Call `read`, which returns a digest, until the digest equals `sha256` or another attempt would not help.
+    """Call `read` until it returns the digest `sha256`, or until another attempt would not help.
 
     Return the last digest.
     """
@@ -97,7 +97,7 @@ def read_table(store: Store, file: FileInfo) -> pa.Table:
 
 
 def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
-    """Read and verify index files of one kind, and return them as one table in the given order."""
+    """Read and verify index files of one kind, and concatenate them in the given order into one table."""
     import pyarrow as pa
 
     tables = [read_table(store, file) for file in files]
@@ -209,9 +209,9 @@ class StoreFile(RangeFile):
 class SamplesFile:
     """Sample file that is verified on first use. Safe to use from several threads.
 
-    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum for the footer. A checksum
-    is therefore computed from the verified bytes, and verified whenever the footer is read again. For rows, page
-    checksums detect damage that occurs after the verification.
+    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum for the footer, so one is
+    computed from the verified bytes, and is verified whenever the footer is read again. Page checksums detect later
+    damage to the rows.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:

@@ -112,8 +112,8 @@ def offsets_path(path: str) -> str:
 class ColumnGroup:
     """Columns added to the samples index later: new columns, or new values for existing columns.
 
-    files: one file per sample file, in the same order. Each contains the keys, and has the same row groups and rows as
-        the sample file. The entry is None for a sample file that was added after the columns.
+    files: one file per sample file, in the same order. Each file contains the keys, and has the same rows and row
+        groups as its sample file. The entry is None for a sample file that was added after the columns.
     columns: maps each index column to its type, as in `index.schema`. source_sha256: checksum of the annotation.
     """
 
@@ -127,7 +127,7 @@ class ColumnGroup:
 
     @property
     def known_files(self) -> tuple[FileInfo, ...]:
-        """All files in the group, without the entries that are None."""
+        """All files in the group, excluding entries that are None."""
         return tuple(file for file in self.files if file is not None)
 
     @staticmethod
@@ -188,7 +188,7 @@ class ManifestFiles:
     packets: one file per sample file, in the same order, or an empty tuple.
     records: tables of input rows. A later append uses them to recognize rows that were already processed.
     removed: tables of the samples that were removed later; see `removed.py`.
-    moved: tables of deleted shards, and of the shards to which their remaining samples were moved.
+    moved: tables that list deleted shards and the shards to which their remaining samples were moved.
     other: `.nv-meta/` files, which only Megatron-Energon reads, and files with columns added later.
     """
 

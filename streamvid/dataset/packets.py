@@ -217,7 +217,7 @@ class PacketTables:
 
     @cached_property
     def _audio(self) -> tuple[_Lists, Int64s, Int64s, Int64s, Int64s]:
-        """Audio packets of all clips: list columns, positions, offsets, heads and counts. Computed on first use."""
+        """Audio packets of all clips, as a (list columns, positions, offsets, heads, counts) tuple."""
         import numpy as np
 
         lists = _Lists(self._columns, "audio_size", ("audio_position_step", "audio_gap", "audio_head", "audio_count"))
@@ -228,7 +228,7 @@ class PacketTables:
 
 @lru_cache(256)
 def _fraction(text: object) -> Fraction:
-    """Parse a time base. Raises ValueError if it is not a positive fraction of 31-bit numbers."""
+    """Parse a time base. Raises ValueError unless it is positive, with 31-bit numerator and denominator."""
     match = _TIME_BASE.fullmatch(text) if isinstance(text, str) else None
     over, under = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
     if not (0 < over < 1 << 31 and 0 < under < 1 << 31):

@@ -73,8 +73,8 @@ def in_parallel(
     """Yield the results of `job(item, stop)` in the order of `items`, processing at most `workers` items at a time.
 
     The pass ends at the first error, or when the caller stops iterating. `stop` is then set, and all threads have
-    ended when this generator returns. Unlike with concurrent.futures, the caller shares no lock with the threads. If
-    an interrupt ended a caller that held such a lock, the threads would wait for the lock forever.
+    ended when this generator returns. This function does not use
+    `concurrent.futures`, whose threads could wait forever for a lock that an interrupted caller still holds.
     """
     stop = threading.Event()
     tasks: SimpleQueue[tuple[_Item, _Answer[_Result]] | None] = SimpleQueue()  # None ends a thread

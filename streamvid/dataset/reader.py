@@ -1,4 +1,4 @@
-"""Reader of sealed datasets: manifest, shard table, and the samples of one shard at a time."""
+"""Reader for sealed datasets: manifest, shard table, and the samples of one shard at a time."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Dataset:
 
     @property
     def stored_clips(self) -> tuple[int, int]:
-        """Number of clips that are stored in several buckets, and number of samples with these clips."""
+        """Number of clips that are stored in several buckets, and number of samples that contain these clips."""
         if not self.manifest.draws:
             return 0, 0
         return stored_clips(self.manifest.draws, {(one.bucket_id, one.number): one.num_samples for one in self.shards})
@@ -264,7 +264,7 @@ class Dataset:
         return self._groups.schema(stored) if stored.names else stored
 
     def is_numeric(self, column: str) -> bool:
-        """Return True if `column`, an index column as returned by `column(name)`, contains numbers or booleans."""
+        """Return True if an index column contains numbers or booleans. column: name returned by `Dataset.column`."""
         from pyarrow import types
 
         kind = self.samples_schema.field(column).type
@@ -299,7 +299,7 @@ class Dataset:
         return pa.Table.from_pylist(rows, schema=schema(SHARD_TYPES))
 
     def samples_table(self) -> pa.Table:
-        """Return the whole samples index, one row per sample. Memory is proportional to the number of samples."""
+        """Return the whole samples index, one row per sample. Memory usage is proportional to the number of samples."""
         import pyarrow as pa
 
         if self.manifest.version > 1:

@@ -1,8 +1,8 @@
 """Samples that were removed from a dataset after it was sealed.
 
 A removal adds a small table of the removed samples to the index. Tars and other index files do not change, and readers
-omit the samples. The table remains when a later compaction deletes the bytes, so that a removed record is not added
-again, and runs that began with an earlier version omit the samples too.
+omit the samples. The table is kept even after a compaction deletes the bytes. It prevents removed records from being
+added again, and lets runs that began with an earlier version omit the samples.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class ShardTable(Sequence[ShardInfo]):
         return self.split.names
 
     def select(self, split: str) -> dict[str, Int64s]:
-        """Map each bucket id in a split to the row numbers of the bucket's shards, as ascending int64 numbers.
+        """Map each bucket id in a split to the int64 row numbers of the bucket's shards, in ascending order.
 
         Bucket ids are in order of appearance. The mapping is empty if the split has no shards.
         """
@@ -265,7 +265,7 @@ class ShardTableBuilder:
         self._num_rows = 0
 
     def expect(self, num_rows: int) -> None:
-        """Reserve memory for `num_rows` more rows. Joining separate parts would need twice the memory of the table."""
+        """Reserve memory for `num_rows` more rows, because joining separate parts would need twice as much memory."""
         for name, kind in _KINDS.items():
             column = np.empty(self._num_rows + num_rows, kind)
             column[: self._num_rows] = self._columns[name][: self._num_rows]
@@ -343,7 +343,7 @@ def _joined(texts: Iterable[pa.Array | str]) -> bytes:
 
 
 def _bytes_of(texts: pa.Array) -> bytes:
-    """Concatenate the strings of an array, which must not contain nulls."""
+    """Return the concatenated bytes of the strings in an array, which must not contain nulls."""
     if not len(texts):
         return b""
     first, last = np.frombuffer(texts.buffers()[1], np.int32)[[texts.offset, texts.offset + len(texts)]].tolist()

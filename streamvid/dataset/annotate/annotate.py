@@ -1,4 +1,4 @@
-"""Annotation of sealed datasets: column files are added next to the index, then a new version is published."""
+"""Annotation of sealed datasets: column files are added next to the index, and then a new version is published."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def annotate(
     storage: StorageOptions | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> AnnotateReport:
-    """Add the columns and captions of a CSV, JSON, JSON Lines or Parquet `file` to a sealed dataset.
+    """Add the columns and captions from a CSV, JSON, JSON Lines or Parquet `file` to a sealed dataset.
 
-    Tars and index files do not change. The new columns are stored in additional files, and a new version is published
-    last. Plans and saved states remain valid. Annotating is idempotent: if it is interrupted, run it again. Memory
-    usage is the size of the selected columns, plus 4 bytes per sample, plus the keys of about a million samples.
+    The tars and index files do not change. The new columns are stored in additional files, and a new version is
+    published last. Plans and saved states remain valid. Annotating is idempotent: if it is interrupted, run it again.
+    Memory usage is the size of the selected columns, plus 4 bytes per sample, plus the keys of about a million samples.
 
     key_column: index column that identifies the samples to which a row applies. "key" identifies one sample;
         "record_key" and "source" identify all samples of a source file. None uses the first of these columns that the

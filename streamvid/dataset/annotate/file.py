@@ -1,4 +1,4 @@
-"""Reader of annotation files. Column types follow the same rules as in the sharder."""
+"""Reader for annotation files. Column types follow the same rules as in the sharder."""
 
 from __future__ import annotations
 

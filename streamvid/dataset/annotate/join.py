@@ -85,7 +85,7 @@ class Join:
     def _match(self) -> list[npt.NDArray[np.int32]]:
         """Return one int32 array of shape (num_samples,) per shard.
 
-        Each array contains the annotation row of every sample, or -1 for a sample without a row.
+        For each sample, the array contains the index of its row in the annotation, or -1 if no row matches.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -125,11 +125,12 @@ class Join:
         mine = self._annotation.keys.slice(0, _SHOWN).to_pylist()
         return (
             f"annotation {self._name}: no row matches a sample of {self._dataset.url}; its keys look like {mine}, but "
-            f"the dataset's {column} looks like {there}; choose another key_column (--key-column), or fix the keys"
+            f"the dataset's {column} values look like {there}; choose another key_column (--key-column), or fix the "
+            "keys"
         )
 
     def files(self, progress: Progress) -> Iterator[bytes]:
-        """Yield the Parquet bytes of the new column files, in the order and with the row groups of the sample files."""
+        """Yield the new column files as Parquet bytes, with the same order and row groups as the sample files."""
         files, target = self._dataset.manifest.files.samples, schema({"key": "string", **self.types})
         for done, file in enumerate(files):
             progress("annotate", done, len(files))
@@ -174,7 +175,7 @@ class Join:
 def _spread(table: pa.Table, kept: npt.NDArray[np.int32], keys: pa.Table, target: pa.Schema) -> pa.Table:
     """Return a table with one row per stored sample of a shard, with nulls for removed samples.
 
-    kept: for each row of `table`, the position of the sample among the stored samples."""
+    kept: position of each row's sample among the stored samples of the shard."""
     import pyarrow as pa
 
     places = np.full(keys.num_rows, -1, np.int64)
@@ -196,7 +197,7 @@ def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
 
 
 def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, pa.Array]:
-    """Return a mapping from column name to new caption column.
+    """Return the new caption columns, keyed by name.
 
     New captions replace all old captions of a sample, even if there is only one new caption.
     """

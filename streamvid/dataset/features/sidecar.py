@@ -56,7 +56,7 @@ class TensorInfo:
 class SidecarManifest:
     """Manifest of sealed features.
 
-    base_plan, base_content: fingerprints `plan` and `base` of the dataset.
+    base_plan, base_content: the dataset's `plan` and `base` fingerprints.
     made_with: description of the encoder, as JSON.
     shard_file: file that contains the table of shards.
     null_file: file with null tensors. They replace the tensors with the same names if a sample is delivered without

@@ -58,7 +58,7 @@ class SidecarShard:
 
     @property
     def path(self) -> str:
-        """Path of the tar. The dataset's tar has the same path."""
+        """Path of the features tar. The matching tar in the dataset has the same path."""
         return shard_path(self.bucket_id, self.number, self.build_id)
 
     @property
@@ -90,8 +90,7 @@ class SidecarShards:
 
     table: pa.Table
     rows: Mapping[str, range]
-    """Maps each bucket id to the rows of the bucket's shards, which are consecutive and in ascending order of their
-    numbers."""
+    """Maps each bucket id to the rows of the bucket's shards. The rows are consecutive and sorted by shard number."""
 
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
@@ -127,7 +126,7 @@ class SidecarShards:
 
     @property
     def base_sha256(self) -> npt.NDArray[np.uint8]:
-        """SHA-256 digests of the dataset's tars, with shape (shards, 32)."""
+        """SHA-256 digests of the dataset's tars, as an array with shape (number of shards, 32)."""
         return _digests(chunk_of(self.table, "base_sha256"))
 
 
@@ -138,7 +137,7 @@ class MemberTable:
     Rows are ordered by sample, then by visit.
     offsets: byte offsets, or -1 for a visit that could not be encoded.
     sizes: sizes in bytes.
-    sha256: SHA-256 digests, uint8 with shape (rows, 32).
+    sha256: SHA-256 digests, as a uint8 array with shape (number of rows, 32).
     """
 
     num_visits: int
@@ -198,9 +197,11 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
 
 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Read a table. Raises IntegrityError unless its columns have these `types` and `num_rows` allows its row count.
+    """Read a table. Raises IntegrityError if its column types or its number of rows are wrong.
 
-    num_rows: (minimum, maximum) number of rows."""
+    types: maps each column name to the required type.
+    num_rows: minimum and maximum number of rows.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

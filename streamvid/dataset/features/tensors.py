@@ -29,7 +29,10 @@ DTYPES = {
     "U8": 1,
     "BOOL": 1,
 }
-"""Maps each safetensors type to its bytes per element. Files store tensors in this order, which aligns wide types."""
+"""Number of bytes per element for each safetensors type.
+
+Files store tensors in the order of these types, so that wide types are aligned.
+"""
 
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 2**20
@@ -62,7 +65,7 @@ class RawTensor:
             raise ConfigError("a tensor with shape=() cannot be ragged; add a dimension")
         if (found := memoryview(self.data).nbytes) != self.num_bytes:
             raise ConfigError(
-                f"the data has {found} bytes, but {self.dtype} of shape {self.shape} needs {self.num_bytes}"
+                f"the data has {found} bytes, but a {self.dtype} tensor of shape {self.shape} needs {self.num_bytes}"
             )
 
     @property
@@ -85,7 +88,7 @@ def _wrong_shape(shape: object) -> str | None:
 
 
 def check_name(name: str) -> str:
-    """Return `name`, which becomes the name of a batch field. Raises ConfigError if it is not a valid tensor name."""
+    """Return `name`. Raises ConfigError if it is not valid as the name of a tensor and of a batch field."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
             f"tensor {name!r}: the name must be an ASCII letter followed by at most 62 ASCII letters, digits and '_'"

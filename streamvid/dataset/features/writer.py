@@ -1,4 +1,6 @@
-"""Writer of features. Any number of processes can write different shards, and one process then seals the features.
+"""Writer for precomputed features.
+
+Any number of processes can write different shards, and one process then seals the features.
 
 Until the features are sealed, `.staging/` contains a description of the encoder and a record of each finished shard, so
 that a killed run can resume and produce the same bytes.
@@ -41,7 +43,8 @@ STAGING = ".staging"
 _BEGUN = f"{STAGING}/begun.json"
 
 Visits = Sequence[Mapping[str, RawTensor] | None]
-"""A sample's tensors for each visit. None marks a visit that could not be encoded; readers deliver another sample."""
+"""A sample's tensors for each visit. None marks a visit that could not be encoded. Readers then deliver
+another sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def _described(kinds: Mapping[str, TensorInfo], shapes: Mapping[str, list[int]])
 def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
     """Return the tensor types that all shards share.
 
-    Raises DatasetError if types differ, or if shapes in a bucket differ.
+    Raises DatasetError if types differ between shards, or if shapes differ within a bucket.
     """
     first: FinishedShard | None = None
     of_bucket: dict[str, FinishedShard] = {}
@@ -148,14 +151,14 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 class SidecarWriter:
     """Writes a dataset's features to a local path, or to a file:// or s3:// URL.
 
-    made_with: description of the encoder (such as its checksum) as JSON values. Readers compare it with their own
-        encoder.
+    made_with: description of the encoder (such as its checksum) as JSON values. Readers compare it with the
+        description of their own encoder.
     num_visits: number of visits per sample.
 
     Several processes may write different shards at the same time.
 
-    Raises ConfigError with the differences if `url` contains other features, sealed or unfinished; DatasetError if it
-    contains files that are not features; StorageError if the store fails.
+    Raises ConfigError with the differences if `url` contains different features, sealed or unfinished; DatasetError if
+    it contains files that are not features; StorageError if the store fails.
     """
 
     def __init__(
@@ -177,8 +180,8 @@ class SidecarWriter:
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}
         self.sealed = self._begin()
-        """Manifest of the features if an earlier run has sealed them, so that only `seal` remains to be called; else
-        None."""
+        """Manifest of the features if they are sealed, by this or an earlier run; otherwise None. Call `seal` in both
+        cases."""
 
     def _begin(self) -> SidecarManifest | None:
         url = self._store.url
@@ -284,7 +287,8 @@ class SidecarWriter:
                 yield key, members
         if number + 1 != len(keys):
             raise DatasetError(
-                f"{path} has {len(keys)} samples, but tensors for {number + 1} samples were passed; pass all samples"
+                f"{path} has {len(keys)} samples, but tensors for {number + 1} samples were passed; pass tensors for "
+                "all samples"
             )
 
     def _index(

@@ -1,1 +1,1 @@
-"""Conditions of `where=`. Read filter.py, then expression.py (parser) and nodes.py (pyarrow calls)."""
+"""Conditions that `where=` accepts. Read filter.py, then expression.py (parser) and nodes.py (pyarrow calls)."""

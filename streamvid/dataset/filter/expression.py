@@ -1,10 +1,10 @@
 """Compiler that turns the text of a condition on columns into a checked tree and then into pyarrow calls.
 
-No text is executed (SAFE-1): Python's parser reads it, and this module accepts a small subset of the syntax. Every part
-of a condition has one of four kinds, which the schema determines before any row is read:
+No text is executed (SAFE-1): Python's parser reads it, and this module accepts only a small subset of the syntax. Every
+part of a condition has one of four kinds, which the schema determines before any row is read:
 
     int, float    numbers; arithmetic and mixed comparisons use doubles
-    str           text, compared by code points
+    str           text, compared by code point
     bool          truth values
 """
 
@@ -272,7 +272,7 @@ class _Compiler:
 
     def _member(self, node: Node, right: ast.expr) -> Node:
         if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
-            self._fail(right, "'in' requires a list of values, as in place in ['a']; to search in text, use contains")
+            self._fail(right, "'in' requires a list of values: place in ['a', 'b']; to search for text, use contains")
         items = [self._node(item) for item in right.elts]
         for tree, item in zip(right.elts, items, strict=True):
             if item.literal is None:

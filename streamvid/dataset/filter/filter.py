@@ -1,4 +1,4 @@
-"""Filters: conditions on columns that select samples, and cached counts of the selected samples per shard."""
+"""Filters: conditions that select samples by their columns, and cached counts of the selected samples per shard."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
     - A name refers to a user column or, failing that, to a column of the index (`clip_width`, `fps`,
       `duration_seconds`, `record_key`, …). Enclose a name that is not a Python identifier in backquotes:
       `` `my col` > 5 ``.
-    - Conditions can contain `< <= > >= == !=`, also chained; `in` and `not in` with a list; `is None` and
+    - Conditions can contain `< <= > >= == !=`, which can be chained; `in` and `not in` with a list; `is None` and
       `is not None`; `and`, `or` and `not`; `+ - * /`, computed with doubles; `contains(text, "a")`, `startswith(...)`
       and `endswith(...)`; and numbers, text, True and False.
     - A value that is null or NaN is missing. A condition on a missing value is neither true nor false, so `fps < 24`

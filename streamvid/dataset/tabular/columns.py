@@ -70,7 +70,7 @@ class Column:
         return [None if value == "" or value != value else value for value in self.raw_values()]  # noqa: PLR0124
 
     def kinds(self) -> frozenset[ColumnType] | None:
-        """Return all types except string that fit every value, or None if there are no values."""
+        """Return all types, other than string, that fit every value; None if there are no values."""
         if self.form == "text":
             return _text_kinds(self.cells)
         if self.form == "json":

@@ -1,4 +1,4 @@
-"""Reader of metadata files: CSV, JSON, JSON Lines and Parquet as blocks of rows.
+"""Reader for metadata files: yields the rows of CSV, JSON, JSON Lines and Parquet files in blocks.
 
 A row that cannot be read stays in its block as a broken row with a reason, so that row numbers match the file.
 To add a file format, write a function from (path, columns) to blocks and add it to `_FORMATS`.
@@ -133,9 +133,9 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return the texts as large strings, and a mapping from the index of each text with invalid Unicode to the reason.
+    """Return the texts as large strings, and a mapping from the index of each invalid text to the reason.
 
-    Invalid characters are escaped or replaced.
+    Characters that are not valid Unicode are escaped or replaced.
     """
     try:
         return pa.array(texts, pa.large_string()), {}
@@ -326,7 +326,7 @@ def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[RowBl
 
 
 def is_embedded(kind: pa.DataType) -> bool:
-    """Return True if cells of this type contain files: bytes, or Hugging Face's structs of bytes and path."""
+    """Return True if cells of this type contain files, as bytes or as Hugging Face structs with bytes and a path."""
     if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 and is_embedded(kind.field("bytes").type)
     return bool(types.is_binary(kind) or types.is_large_binary(kind))

@@ -201,7 +201,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class _Part:
-    """Rows that form one part of a new order, and their positions in that order."""
+    """Temporary storage for a part of the reordered rows, and the position of each row in the new order."""
 
     def __init__(self) -> None:
         self._spill = Spill(_PART_MEMORY_BYTES)

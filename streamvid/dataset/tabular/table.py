@@ -26,7 +26,7 @@ _COLUMNS, _BROKEN = b"columns", b"broken"  # keys in the Arrow schema of a store
 class MetadataTable:
     """All rows of one or more metadata files, and the column names in order of first appearance.
 
-    The rows are stored in a temporary file, so that memory does not grow with the number of rows.
+    The rows are stored in a temporary file, so that memory usage does not grow with the number of rows.
 
     where: name of the metadata in messages.
     names: columns that come first, even if no row has a value for them.
@@ -53,7 +53,7 @@ class MetadataTable:
         return (_loaded(self._spill[number]) for number in range(len(self._spill)))
 
     def kinds(self, names: Collection[str]) -> dict[str, ColumnType]:
-        """Map each of these column names to the column's type, which fits the values in all rows."""
+        """Map each column name to a type that fits all values in the column."""
         found: dict[str, list[frozenset[ColumnType] | None]] = {name: [] for name in names}
         for block in self.blocks:
             for name, kinds in found.items():
@@ -83,7 +83,7 @@ def read_table(where: str | Path, storage: StorageOptions) -> MetadataTable:
 
 
 def read_file(where: str | Path, storage: StorageOptions) -> Iterator[RowBlock]:
-    """Yield, in blocks, the rows of a metadata file at a path or a URL. Raises SourceError if it cannot be read."""
+    """Yield blocks of rows from a metadata file at a path or a URL. Raises SourceError if it cannot be read."""
     if isinstance(where, Path) or _REMOTE.match(where) is None:
         path = Path(where)
         _check_size(where, path.stat().st_size if path.is_file() else 0)

@@ -45,7 +45,7 @@ class TextSet:
 
 
 def first_numbers(values: Iterable[Hashable]) -> npt.NDArray[np.int64]:
-    """Return, for each value, the index of the first equal value. Values with equal hashes count as equal."""
+    """For each value, return the index of the first equal value. Values with equal hashes count as equal."""
     _, firsts, groups = np.unique(_hashes(values), return_index=True, return_inverse=True)
     return firsts.astype(np.int64)[groups]
 

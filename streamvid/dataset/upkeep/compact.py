@@ -91,8 +91,8 @@ def compact(
 
     shard_size_bytes: target size of merged shards. Shards smaller than half of it are merged. None uses the size for
         which the dataset was built. Shards of clips that are stored in several buckets are never merged.
-    expire: age, as text such as "30d" or as a number of seconds. Earlier versions that are older and have no tag are
-        deleted too, and then all files to which no version refers.
+    expire: age, as text such as "30d" or as a number of seconds. Untagged versions that were published
+        longer ago are also deleted, and then all files to which no version refers.
     dry_run: only report what would be done.
     cache_only: only drop the blocks of deleted tars from the local cache. This requires no permission to change the
         dataset.

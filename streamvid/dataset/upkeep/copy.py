@@ -199,9 +199,9 @@ class _Copy:
         )
 
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
-        """Map the paths at `dest` to file states, and read the manifest there.
+        """Return a mapping from the paths at `dest` to file states, and the manifest at `dest`.
 
-        Return both, with None for a manifest that is missing or invalid.
+        The manifest is None if it is missing or invalid.
 
         Raises SealedError if the manifest describes another dataset, and DatasetError if there are unrelated files but
         no valid manifest.
@@ -224,7 +224,7 @@ class _Copy:
         return there, sealed
 
     def _other_files(self, sealed: bytes | None) -> set[str] | None:
-        """Return the paths whose files the manifest at `dest` describes differently, or None if any may differ."""
+        """Return the paths of files that the manifest at `dest` describes differently; None if any file may differ."""
         if sealed is None:
             return None
         if sealed == self.manifest:
@@ -293,8 +293,8 @@ class _Copy:
         state = self.dest.state(file.path)
         if state is None or state.num_bytes != file.num_bytes:
             raise StorageError(
-                f"{self.dest.url}: {file.path} was written with {file.num_bytes} bytes, but "
-                f"{f'now has {state.num_bytes}' if state else 'is missing'}; stop other processes that write to this "
+                f"{self.dest.url}: {file.path} was written with {file.num_bytes} bytes, but now "
+                f"{f'has {state.num_bytes}' if state else 'is missing'}; stop other processes that write to this "
                 "location"
             )
         self.journal.add(file.path, state)

@@ -1,4 +1,4 @@
-"""Decisions before a merge: whether the datasets are compatible, which samples stay, and which columns result."""
+"""Decisions before a merge: whether the datasets are compatible, which samples to keep, and which columns to store."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Omissions:
 def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Omissions:
     """Return the samples that a merge omits: duplicates, and samples that had been removed from `dest`.
 
-    Memory is proportional to the number of record keys in the sources. Raises DatasetError for duplicates if
+    Memory usage is proportional to the number of record keys in the sources. Raises DatasetError for duplicates if
     `on_duplicate` is "error".
     """
     owners = _owners(dest, sources, on_duplicate)
@@ -174,7 +174,7 @@ def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate
 
 
 def _keys(dataset: Dataset) -> Iterator[tuple[int, list[str], list[str]]]:
-    """For each shard, yield the row in the shard table, and the keys and record keys of the shard's samples."""
+    """For each shard, yield its row in the shard table, and the keys and record keys of its samples."""
     for place, shard in enumerate(dataset.shards):
         table = dataset.samples(shard, ("key", "record_key"))
         yield place, table.column("key").to_pylist(), table.column("record_key").to_pylist()

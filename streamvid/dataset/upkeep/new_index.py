@@ -70,7 +70,7 @@ def own_groups(dataset: Dataset) -> list[NewGroup]:
 
 @dataclass(frozen=True)
 class _WrittenFiles:
-    """Index files of up to MAX_SHARDS_PER_FILE shards, and the rows of these shards in the shard table.
+    """Index files for up to MAX_SHARDS_PER_FILE shards, and the rows of these shards in the shard table.
 
     columns: one file per group, or None for a group in which no sample has values.
     is_mixed: for each group, True if some samples have values in the group and some do not.
@@ -104,7 +104,7 @@ class NewIndex:
     def write(self, shards: Sequence[NewShard], facts: Sequence[TarFacts]) -> tuple[Manifest, ShardTable]:
         """Write the index files for `shards`, which replace the shards in the affected sample files.
 
-        Return the manifest and the shard table. The manifest lacks the fields that follow from the shard table.
+        Return the manifest and the shard table. The manifest lacks the fields that are derived from the shard table.
         """
         manifest, store = self.dataset.manifest, self.dataset.store
         order = {bucket.id: place for place, bucket in enumerate(self.buckets)}
@@ -217,7 +217,7 @@ class NewIndex:
 
 
 def _moved_members(table: pa.Table, offsets: Mapping[str, int]) -> dict[str, Sequence[Any]]:
-    """Return the columns that contain member offsets, for a new tar. offsets: maps member names to data offsets."""
+    """Return the columns with member offsets, updated for a new tar. offsets: maps member names to data offsets."""
     keys, extensions = table.column("key").to_pylist(), table.column("clip_extension").to_pylist()
     names = [f"{key}.{extension}" for key, extension in zip(keys, extensions, strict=True)]
     new: dict[str, Sequence[Any]] = {"clip_offset": [offsets[name] for name in names]}

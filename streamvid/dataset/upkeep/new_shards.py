@@ -27,7 +27,7 @@ from streamvid.storage import CachedStore, LocalStore, Store
 
 Int64s = npt.NDArray[np.int64]
 ShardChange = Literal["kept", "copied", "written"]
-"""How a shard is made: its tar is kept unchanged, copied under a new name, or rewritten."""
+"""Ways to make a shard: keep its tar unchanged, copy the tar under a new name, or rewrite it."""
 
 _HASHES = 16
 

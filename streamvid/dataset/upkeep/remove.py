@@ -88,7 +88,9 @@ class RemoveReport:
                 f"streamvid compact {self.dataset} --cache-dir DIR --cache-only removes the deleted tars from the "
                 "cache on a machine"
             )
-            steps.append("repeat the removal in copies of the dataset, and encode features of removed samples again")
+            steps.append(
+                "repeat the removal in copies of the dataset, and encode features again if they include removed samples"
+            )
         if self.num_same_clips:
             steps.append("remove the samples in same_clips too if the clip itself must be deleted")
         return tuple(steps)
@@ -168,7 +170,7 @@ class _Removal:
             self.clips.append(RemovedClip(key, record_key, source, digest.hex(), shard.path))
 
     def publish(self, held: Writing, reason: str) -> None:
-        """Write the table of the removed samples, and publish a version without these samples."""
+        """Write the table of removed samples, and publish a version without these samples."""
         data, manifest = encode_removed(self.samples), self.dataset.manifest
         file = named_by_content("removed", len(manifest.files.removed), data)
         put_file(held.store, file.path, data)

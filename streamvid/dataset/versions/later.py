@@ -71,7 +71,7 @@ class Later:
 
 
 def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
-    """Map shards to the keys of the samples that were removed from them after a version."""
+    """Map each shard to the keys of the samples that were removed from it after the given version."""
     found: dict[ShardName, set[str]] = {}
     columns = (removed.column(name).to_pylist() for name in ("version", "key", "bucket_id", "number", "build_id"))
     for since, key, *name in zip(*columns, strict=True):

@@ -30,7 +30,7 @@ _REF = re.compile(r"(?P<url>.*?)(?:@(?P<version>[A-Za-z0-9_.-]{1,64}))?(?:#(?P<v
 
 @dataclass(frozen=True, slots=True)
 class DatasetRef:
-    """URL of a dataset, with a version and a view.
+    """URL of a dataset, with an optional version and view.
 
     version: number, tag, or "latest"; None also means the newest version.
     view: name of a view of the dataset, or None.
@@ -207,7 +207,7 @@ def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
 def files_of_version(store: Store, manifest: Manifest) -> set[str]:
     """Return the paths of all files in a version, including its own manifest.
 
-    If an interrupted deletion of the version has removed the shard table, the tars no longer exist, and are omitted.
+    If an interrupted deletion has already removed the shard table, the tars no longer exist, so they are omitted.
     """
     own = version_path(manifest.version)
     if any(store.size(file.path) is None for file in (*manifest.files.shards, *manifest.files.removed)):

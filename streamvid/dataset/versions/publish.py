@@ -44,7 +44,7 @@ _CHANGED = (
 
 
 def described(draft: Manifest, shards: ShardTable) -> Manifest:
-    """Return the manifest with the buckets, counts and fingerprints that follow from the shard table."""
+    """Return the manifest with the buckets, counts and fingerprints that are derived from the shard table."""
     used = set(shards.bucket_id.names)
     buckets = tuple(bucket for bucket in draft.buckets if bucket.id in used)
     base = base_digest(shards.content_lines(), index_files(draft), draft.frame_rate, draft.media)
@@ -83,7 +83,7 @@ class Writing:
         All files of the version must have been written.
 
         shards: shard table of the version, without removed samples, if it differs from the previous version's table.
-            The fields that follow from this table are set (see `described`), and the `.nv-meta/` files are written.
+            The fields derived from this table are set (see `described`), and the `.nv-meta/` files are written.
 
         Raises DatasetError if another process has published a version or has taken over the lease. In that case,
         nothing has changed.

@@ -2,7 +2,7 @@
 
 A table has one entry per input row, sorted by file name (as a hash), in blocks of BLOCK_ROWS entries. It is stored as
 two files: the blocks, and a directory with the first and last name and the checksum of each block. A lookup reads the
-directory and the blocks of the wanted names, so its cost is proportional to the number of wanted names.
+directory and the blocks that can contain the requested names, so its cost is proportional to the number of these names.
 """
 
 from __future__ import annotations
