@@ -222,7 +222,7 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
     damage(root, source, "96x64-5f-0", 0)
     with (
         open_loader(source, features=root) as loader,
-        pytest.raises(SampleError, match="No other sample of its bucket can replace it"),
+        pytest.raises(SampleError, match="No other sample in its bucket can replace it"),
     ):
         list(loader)
 

@@ -37,8 +37,7 @@ def repair_bytes(parts: Sequence[MixPart]) -> int:
 class Repairs:
     """Queue of slots that wait for a substitute, and a record of corrupt samples, which are not read again.
 
-    prepare: function that returns a delivery that reads a sample's whole clip, so that a failure is final for that
-        sample.
+    prepare: function that prepares the delivery of a sample's whole clip, so that a failure is final for the sample.
     is_removed: function that returns True for a sample that was removed from the dataset.
     All methods run on the loader's own threads.
     """
@@ -120,7 +119,7 @@ class Repairs:
         raise sample_error(
             planned,
             bad.delivery.key,
-            f"{bad.reason}. No other sample of its bucket can replace it, because none of them is good. {remedy}",
+            f"{bad.reason}. No other sample in its bucket can replace it, because none of them is good. {remedy}",
         )
 
 
