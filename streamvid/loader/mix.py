@@ -120,7 +120,7 @@ class Subset:
 
     @property
     def num_samples(self) -> int:
-        """Mean number of samples per pass. A sample in a draw set counts as its probability of being drawn."""
+        """Mean number of samples per pass. A sample in a draw set contributes its probability of being drawn."""
         return round(sum(map(self.samples_per_pass, self.counts), Fraction(0)))
 
     def samples_per_pass(self, bucket_id: str) -> Fraction:
@@ -140,7 +140,7 @@ class MixPart:
     """One dataset in a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
     number: number of the part, unique in the loader.
-    seed: seed for the random choices for its samples (SAMPLE-1). With several datasets, it is derived from the loader's
+    seed: seed for the samples' random choices (SAMPLE-1). With several datasets, it is derived from the loader's
         seed; with one dataset, it is the loader's seed.
     columns: maps each column name used by the caller to the column name in this dataset's index.
     rate: rule for the frame rate at which clips are read.

@@ -79,7 +79,7 @@ def _packed(positions: Mapping[str, int]) -> str:
     """Return the positions, in the order of their bucket ids, as base64-encoded big-endian integers of equal width.
 
     For 10,000 buckets, the result takes 40 kB; a JSON object of ids and numbers would take 200 kB. The result is not
-    compressed, because ranks would need the same version of a compression library, and decompression a size limit.
+    compressed: ranks would need the same version of a compression library, and decompression would need a size limit.
     """
     width = max(1, -(-max(positions.values()).bit_length() // 8))
     return base64.b64encode(b"".join(value.to_bytes(width, "big") for value in positions.values())).decode()

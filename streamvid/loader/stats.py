@@ -118,7 +118,7 @@ class LoaderStats:
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
 
     def wait_quantile(self, share: float) -> float:
-        """Return the wait, in seconds, that a given share of the waits (0 to 1) did not exceed.
+        """Return the wait in seconds that a given share of all waits did not exceed.
 
         A share of 0.5 gives the median, and 0.99 gives the 99th percentile. The result is rounded up to one of
         WAIT_BOUNDS, or is infinite if it exceeds 50 s.

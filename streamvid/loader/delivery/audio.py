@@ -54,7 +54,7 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
 def _default(mix: Mix) -> AudioOptions | None:
     """Return the default audio options if all datasets contain only audio, or None if no dataset does.
 
-    Raises ConfigError if only some datasets contain only audio, because the caller must then choose the audio options.
+    Raises ConfigError if some datasets contain only audio and others do not, because audio options are then required.
     """
     heard = [part for part in mix.parts if part.dataset.manifest.clips == "audio" and part.sidecar is None]
     if len(heard) == len(mix.parts):

@@ -43,8 +43,8 @@ _format = cache(PictureFormat)  # a loader has few formats, and validating one t
 class DecodedDelivery:
     """Delivery that decodes samples into pictures in the ring.
 
-    accuracy: accuracy of the RGB conversion. None selects exact conversion if pictures are scaled anyway, because
-        exactness then adds little time. Otherwise, None selects fast conversion.
+    accuracy: accuracy of the RGB conversion. With None, the conversion is exact for pictures that are scaled anyway,
+        because exactness then adds little time, and fast for all other pictures.
     """
 
     reads_ahead = True

@@ -34,7 +34,7 @@ class Delivery:
     - part: the clip's bytes that must be read; empty for a text-only sample.
     - media: the files of the conditioning inputs.
     - fps: frame rate of the delivered frames; 0.0 if unknown.
-    - caption: the text.
+    - caption: the text to deliver.
     - seed: seed for the training noise.
     """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Wanted: TypeAlias = tuple[int, ClipPart, memoryview]
-"""Part of a clip to read, as (offset of the clip in the tar, part, memory for it)."""
+"""Part of a clip to read, as (offset of the clip in the tar, part, destination memory)."""
 
 
 @dataclass(frozen=True, slots=True)

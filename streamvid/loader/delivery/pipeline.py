@@ -413,8 +413,8 @@ class Pipeline:
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
         """Return (deliveries, substitutions, error) for a batch.
 
-        The substitutions map slot indices to the records of removed samples. If a sample fails, only the deliveries
-        before it are returned, with its error; otherwise, the error is None.
+        The substitutions map slot indices to the records of removed samples. If a sample fails, `error` is its error,
+        and only the deliveries before it are returned. Otherwise, `error` is None.
         """
         found: list[Delivery] = []
         others: dict[int, Substitution] = {}

@@ -68,7 +68,7 @@ class Quarantine:
         self.num_substituted = self.num_delivered = 0
 
     def add(self, substitutions: Sequence[Substitution], num_samples: int) -> None:
-        """Count a batch of `num_samples` samples that is handed over, and log and write its substitutions.
+        """Count a batch of `num_samples` samples that is being handed over, and log and write its substitutions.
 
         Raises SampleError if max_bad_fraction is exceeded, and StorageError if the file cannot be written.
         """

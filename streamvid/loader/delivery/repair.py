@@ -54,9 +54,10 @@ class Repairs:
     def reason(self, delivery: Delivery, *, is_whole: bool) -> str | None:
         """Return the reason why a delivery is bad, or None if the delivery is not known to be bad.
 
-        is_whole: True if the delivery reads the whole clip. For a part, the result is None unless features are
-            missing, because the bad bytes may be outside the part. Clips that do not decode are not remembered,
-            because another window of the clip may decode, and a substitution must not depend on earlier substitutions.
+        is_whole: True if the delivery reads the whole clip. If it reads only a part, the result is None unless features
+            are missing, because the bad bytes may be outside the part.
+
+        Clips that do not decode are not remembered, because another window of the clip may decode.
         """
         if delivery.row.is_missing:
             return _MISSING

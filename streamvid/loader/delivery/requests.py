@@ -88,7 +88,7 @@ class Selection:
         return ContinuedPlan(cursor, leftovers, self._plan, len(self.mix.parts))
 
     def check(self, cursor: Cursor) -> None:
-        """Raise StateError if a position is past the end of the cursor's epoch, where no step exists."""
+        """Raise StateError if a position is past the end of the cursor's epoch."""
         plan = self.plan(cursor)
         for bucket_id, position in cursor.positions.items():
             end = plan.end_of(bucket_id)

@@ -138,7 +138,7 @@ class DecodeTask(NamedTuple):
 
 
 class TarFile(NamedTuple):
-    """Tar in a store.
+    """Tar file in a store.
 
     sha256, num_bytes: checksum and size, which identify the tar in a cache; "" and 0 for local stores.
     """
