@@ -189,7 +189,9 @@ def with_features(
         )
     several: list[Any] = [features] if isinstance(features, str | Path | Sidecar) else list(features)
     if len(several) != len(mix.parts):
-        raise ConfigError(f"features has {len(several)} entries, but must have {len(mix.parts)}: one per dataset")
+        raise ConfigError(
+            f"features: the number of entries is {len(several)}, but must be {len(mix.parts)}: one per dataset"
+        )
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:

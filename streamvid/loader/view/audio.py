@@ -269,8 +269,8 @@ def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: Au
 def num_decoded(first: Fraction, last: Fraction, num_frames: int, num_samples: int, sample_rate: int) -> int:
     """Return the number of audio samples to decode and stretch to `num_samples`, or 0 if no stretching is needed.
 
-    The decoded samples last as long as the frames. Audio that ends within half a frame of the end of the frames is not
-    stretched.
+    The decoded samples last as long as the frames. Audio that ends less than half a frame before or
+    after the frames is not stretched.
 
     first, last: times of the first and the last frame, in seconds.
     num_frames: number of frames; 0 disables stretching.
