@@ -35,9 +35,9 @@ class ByShard:
     source: config of the dataset, with an open Dataset as its URL.
     options: VideoLoader's arguments, except for batch sizes and for arguments that only select, order or distribute
         samples, such as `where`.
-    batch_sizes: bucket id → batch size. Sizes are fixed, so that every reader gets the same batches from a shard.
-    audio_fps: (split, bucket id) → frame rate that determines the number of audio samples, so that this number is the
-        same in a shard as in the whole split; empty without audio.
+    batch_sizes: maps bucket ids to fixed batch sizes, so that every reader gets the same batches from a shard.
+    audio_fps: maps (split, bucket id) to the frame rate that determines the number of audio samples, so that this
+        number is the same in a shard as in the whole split; empty without audio.
     """
 
     source: DatasetConfig
@@ -79,7 +79,7 @@ class ByShard:
         return self.source.url
 
     def view_facts(self) -> Mapping[str, Any]:
-        """Return, as JSON, all values that determine the tensors of a visit; see `batch.features.view_facts`."""
+        """Return, as JSON, all values that determine a sample's tensors; see `batch.features.view_facts`."""
         with self._loader(self.dataset.shards[0], 0, 1) as loader:
             return loader.view_facts[0]
 

@@ -141,7 +141,11 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     wrong = [f"rank {rank} has {_processes(some)}" for rank, some in holders.items() if len(some) != expected]
     if not wrong:
         return
-    size = "the same number of processes" if processes_per_rank is None else f"{processes_per_rank} process(es)"
+    size = (
+        "the same number of processes"
+        if processes_per_rank is None
+        else f"the same number of processes ({processes_per_rank})"
+    )
     named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
@@ -367,6 +371,6 @@ def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = 
     except RuntimeError as error:
         raise LoaderError(
             f"the loaders of all processes could not be compared (time limit: {timeout_seconds:g} s): "
-            f"{_first_line(error)}. A process of the group has ended, is stuck or never iterates over a loader; if a "
+            f"{_first_line(error)}. A process in the group has ended, is stuck or never iterates over a loader; if a "
             "process only starts slowly, make all other processes wait for it before they iterate"
         ) from error

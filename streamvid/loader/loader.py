@@ -72,12 +72,12 @@ class VideoLoader(UnsupportedProtocols):
     split: split of the dataset to deliver.
     where: condition on columns, such as "aesthetic > 5". Samples that do not meet it are omitted.
     columns: index columns that are delivered with each batch.
-    media: conditioning inputs (control videos, reference images, masks, audio), delivered as `batch.media`, by name.
+    media: names of conditioning inputs (control videos, reference images, masks, audio) to deliver in `batch.media`.
     features: precomputed features that `streamvid encode` created from the dataset, delivered instead of video: a path,
         a URL or an open Sidecar, or a list with one of these per dataset. Features that were created with another view
         or seed are rejected.
     view: frames and crop of each delivered clip; see ViewOptions.
-    output: layout, pixel format and decoding of samples, a ledger of them, and metrics; see OutputOptions.
+    output: layout, pixel format and decoding of samples, the sample ledger, and metrics; see OutputOptions.
     schedule: order of samples, and their number per epoch; see ScheduleOptions.
     limits: limits on memory, time and bad samples; see LimitOptions.
     storage: access to object stores, and a local cache; see StorageOptions.
@@ -174,9 +174,9 @@ class VideoLoader(UnsupportedProtocols):
 
     def __repr__(self) -> str:
         urls, sizes = ", ".join(dataset.url for dataset in self.datasets), sorted(set(self.batch_sizes.values()))
-        sized = f"{len(self.buckets)} bucket(s), batch size {'/'.join(map(str, sizes))}"
+        sized = f"buckets: {len(self.buckets)}, batch size: {'/'.join(map(str, sizes))}"
         rank = f"rank {self.world.rank} of {self.world.num_ranks}"
-        return f"VideoLoader({urls}: {sized}, {rank}; epoch {self.epoch}, {self.num_steps_left} step(s) left)"
+        return f"VideoLoader({urls}; {sized}, {rank}; epoch {self.epoch}, steps left: {self.num_steps_left})"
 
     @property
     def _selection(self) -> Selection:
@@ -209,7 +209,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """For each dataset, the values that determine a visit's view, as JSON. Features must have the same values."""
+        """View settings of each dataset, as JSON. Features must have been created with the same settings."""
         return self._setup.view_facts
 
     @property
@@ -425,7 +425,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._arguments.plan.schedule.follow
 
     def _follow(self) -> None:
-        """If an epoch is about to begin and the loader follows versions, switch to the newest versions."""
+        """If `schedule.follow` is set and an epoch is about to begin, switch to the newest versions of the datasets."""
         if not self._follows:
             return
         mix, is_due, self._is_due = self._selection.mix, self._is_due, False
@@ -439,7 +439,7 @@ class VideoLoader(UnsupportedProtocols):
                 self._report()
 
     def _use(self, setup: Setup) -> None:
-        """Continue with another setup. Its memory and threads replace the current memory and threads."""
+        """Continue with another setup: create its pipeline, and close the pipeline of the current setup."""
         if setup is self._setup:
             return
         old, self._setup = self._pipeline, setup

@@ -97,9 +97,9 @@ class DataArguments:
 class Subset:
     """Samples that a loader uses from one dataset: all samples in a split that pass a filter.
 
-    shards: bucket id → shards that contain these samples, in plan order.
-    counts: bucket id → number of these samples in each of the shards.
-    draws: bucket id → draw sets that contain these shards.
+    shards: maps each bucket id to the shards that contain these samples, in plan order.
+    counts: maps each bucket id to the number of these samples in each of its shards.
+    draws: maps each bucket id to the draw sets that contain these shards.
     """
 
     shards: Mapping[str, Sequence[ShardInfo]]
@@ -120,7 +120,7 @@ class Subset:
 
     @property
     def num_samples(self) -> int:
-        """Mean number of samples per pass. A sample in a draw set counts as its probability of being drawn."""
+        """Mean number of samples per pass. A sample in a draw set contributes its probability of being drawn."""
         return round(sum(map(self.samples_per_pass, self.counts), Fraction(0)))
 
     def samples_per_pass(self, bucket_id: str) -> Fraction:
@@ -140,9 +140,9 @@ class MixPart:
     """One dataset in a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
     number: number of the part, unique in the loader.
-    seed: seed for the random choices for its samples (SAMPLE-1). With several datasets, it is derived from the loader's
+    seed: seed for the samples' random choices (SAMPLE-1). With several datasets, it is derived from the loader's
         seed; with one dataset, it is the loader's seed.
-    columns: column name used by the caller → column name in this dataset's index.
+    columns: maps each column name used by the caller to the column name in this dataset's index.
     rate: rule for the frame rate at which clips are read.
     media: conditioning inputs to deliver.
     sidecar: precomputed features to deliver instead of clips.
@@ -185,7 +185,7 @@ class Mix:
     """All datasets in a loader.
 
     repeats: deliveries per sample per epoch, for each dataset.
-    buckets: bucket id → bucket, for all datasets; see `_common_ids`.
+    buckets: maps the bucket ids of all datasets to buckets; see `_common_ids`.
     """
 
     parts: tuple[MixPart, ...]
@@ -222,7 +222,7 @@ class Mix:
         return all(part.dataset.is_numeric(part.columns[column]) for part in self.parts)
 
     def identity(self) -> list[dict[str, str | None]]:
-        """Return the JSON-serializable properties of each dataset that determine the samples at its positions."""
+        """Return, for each dataset, the JSON-serializable values that determine which sample is at each position."""
         found = []
         for part, repeats in zip(self.parts, self.repeats, strict=True):
             chosen, fingerprint = part.subset.filter, part.dataset.manifest.fingerprints.samples

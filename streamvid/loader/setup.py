@@ -98,7 +98,7 @@ class Setup:
 
     numeric: columns that contain numbers in all datasets.
     compared_groups: groups of processes whose plans are compared; None for no comparison.
-    view_facts: values that determine the view of a visit, for each dataset; see batch/features.py.
+    view_facts: view and caption settings of each dataset, as JSON values; see batch/features.py.
     """
 
     selection: Selection

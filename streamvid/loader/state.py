@@ -57,13 +57,13 @@ class StateVersions:
 def make_state(
     plan: AnyPlan, num_steps_done: int, belongs_to: Mapping[str, Any], versions: StateVersions
 ) -> dict[str, Any]:
-    """Return the state after `num_steps_done` steps of a plan, as JSON: position and identity, equal on all ranks.
+    """Return, as JSON, the loader state after `num_steps_done` steps of a plan. It is equal on all ranks.
 
-    versions: the current versions, and the versions of carried samples. The latter are omitted once all carried samples
-        have been delivered.
+    versions: the current versions, and the versions of carried samples. Versions of carried samples are omitted once
+        all these samples have been delivered.
 
-    The state's `progress`, from 0 to 1, is the share of the epoch that is done. `load_state_dict(state, force=True)`
-    resumes at this share.
+    The state's `progress` is the share of the epoch that is done, from 0 to 1. `load_state_dict(state, force=True)` can
+    resume at this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
@@ -78,8 +78,8 @@ def make_state(
 def _packed(positions: Mapping[str, int]) -> str:
     """Return the positions, in the order of their bucket ids, as base64-encoded big-endian integers of equal width.
 
-    For 10,000 buckets, the text takes 40 kB; a JSON object of ids and numbers would take 200 kB. The text is not
-    compressed, because ranks would need the same version of a compression library, and reading would need a size limit.
+    For 10,000 buckets, the result takes 40 kB; a JSON object of ids and numbers would take 200 kB. The result is not
+    compressed: ranks would need the same version of a compression library, and decompression would need a size limit.
     """
     width = max(1, -(-max(positions.values()).bit_length() // 8))
     return base64.b64encode(b"".join(value.to_bytes(width, "big") for value in positions.values())).decode()
@@ -122,7 +122,7 @@ def _progress(plan: AnyPlan, cursor: Cursor) -> float:
 def read_state(
     state: Mapping[str, Any], bucket_ids: Iterable[str], force: bool
 ) -> tuple[Cursor, float, Mapping[str, Any]]:
-    """Return a state's (cursor, progress, plan identity). Raises StateError if the state is not valid.
+    """Return (cursor, progress, plan identity) from a state. Raises StateError if the state is not valid.
 
     bucket_ids: ids of the loader's buckets; needed because a state with many buckets does not contain the ids.
     """

@@ -36,11 +36,11 @@ class BatchStats:
     prepare_wait_seconds: float = 0.0
 
     def plus(self, other: BatchStats, sign: int = 1) -> BatchStats:
-        """Return the sum or, with sign=-1, the difference."""
+        """Return the sum of these statistics and `other` or, with sign=-1, the difference."""
         return BatchStats(*(getattr(self, name) + sign * getattr(other, name) for name in _BATCH_FIELDS))
 
     def add_sample(self, sample: BatchStats) -> None:
-        """Add the statistics of one sample, which contain no waits. The method is four times as fast as `plus`."""
+        """Add one sample's statistics, which contain no waits. This method is four times as fast as `plus`."""
         self.fetch_seconds += sample.fetch_seconds
         self.decode_seconds += sample.decode_seconds
         self.num_bytes_fetched += sample.num_bytes_fetched
@@ -118,7 +118,7 @@ class LoaderStats:
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
 
     def wait_quantile(self, share: float) -> float:
-        """Return the wait, in seconds, that a given share of the waits (0 to 1) did not exceed.
+        """Return the wait in seconds that a given share of all waits did not exceed.
 
         A share of 0.5 gives the median, and 0.99 gives the 99th percentile. The result is rounded up to one of
         WAIT_BOUNDS, or is infinite if it exceeds 50 s.

@@ -41,7 +41,7 @@ class Stores:
 
     @staticmethod
     def of(storage: StorageOptions | Mapping[str, Any] | None = None) -> Stores:
-        """Return this rank's stores for VideoLoader's `storage` argument. Raises ConfigError for invalid options."""
+        """Create this rank's Stores from VideoLoader's `storage` argument. Raises ConfigError for invalid options."""
         options, num_ranks = StorageOptions.of(storage), num_local_ranks()
         share = replace(
             options,

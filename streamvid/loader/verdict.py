@@ -63,7 +63,7 @@ class Usage:
 
     cores_busy: share for all available cores together; None if unknown.
     room: number of samples that fit into prefetch_bytes at the same time; None if unknown.
-    held_up: part → seconds during which the caller waited because of that part; empty if unknown.
+    held_up: maps parts of the loader to the seconds that the caller waited because of that part; empty if unknown.
     """
 
     num_workers: int
@@ -116,7 +116,7 @@ def judge_loader(usage: Usage, wait_share: float, setting: Setting) -> Verdict:
         return Verdict("caller", (waited,), ())
     limit = limit_of(usage, setting.num_cores)
     busy = (
-        f"{max(1, usage.num_workers)} decoder(s) were busy {usage.decoders_busy:.0%} of the time, and threads were "
+        f"decoders ({max(1, usage.num_workers)}) were busy {usage.decoders_busy:.0%} of the time, and threads were "
         f"reading {usage.store_busy:.0%}"
     )
     return Verdict(limit, (waited, busy, *_causes(usage)), advice(limit, usage, setting))
@@ -152,7 +152,10 @@ def advice(limit: Limit, usage: Usage, setting: Setting) -> tuple[str, ...]:
     if setting.pixels == "rgb24" and setting.accuracy == "exact":
         cheaper.append("accuracy='fast', if pictures may be 1 to 3 levels too dark")
     if limit == "decoders":
-        return (f"more workers: {setting.num_cores} cores had only {max(1, usage.num_workers)} decoder(s)", *cheaper)
+        return (
+            f"more workers: on {setting.num_cores} cores, the number of decoders was only {max(1, usage.num_workers)}",
+            *cheaper,
+        )
     if limit == "cores":
         return (*cheaper, "more cores: decoding scales with them")
     if limit == "store":
@@ -166,5 +169,5 @@ def advice(limit: Limit, usage: Usage, setting: Setting) -> tuple[str, ...]:
     if limit == "caller":
         return ()
     enough = max(1, math.ceil(usage.decoders_busy * max(1, usage.num_workers)))
-    fewer = f"at most {enough} worker(s); the other workers had no work"
+    fewer = f"a num_workers of at most {enough}; the other workers had no work"
     return ("more prefetch_bytes, to have more samples in flight", *([fewer] if usage.num_workers else []))

@@ -65,7 +65,7 @@ class LoaderArguments:
     def resumed(self, setup: Setup, state: Mapping[str, Any], force: bool) -> tuple[Setup, Cursor]:
         """Return the setup and the position for a state.
 
-        The result contains `setup` itself if its datasets have the samples that the state records.
+        The setup is `setup` itself if the samples of its datasets are the samples recorded in the state.
 
         Raises StateError if the state is invalid, belongs to another plan, or is from a version that was deleted. With
         `force`, such a state is used as an approximate position in `setup`.

@@ -47,11 +47,11 @@ def test_notebooks_show_and_complete_what_there_is(dataset: Path, batch: streamv
     with streamvid.VideoLoader(dataset, batch_size=3, num_workers=0) as loader:
         num_steps = len(loader)
         assert repr(loader) == (
-            f"VideoLoader({dataset}: {len(loader.buckets)} bucket(s), batch size 3, rank 0 of 1; epoch 0, {num_steps} "
-            "step(s) left)"
+            f"VideoLoader({dataset}; buckets: {len(loader.buckets)}, batch size: 3, rank 0 of 1; epoch 0, "
+            f"steps left: {num_steps})"
         )
         next(iter(loader))
-        assert f"epoch 0, {num_steps - 1} step(s) left" in repr(loader)
+        assert f"epoch 0, steps left: {num_steps - 1}" in repr(loader)
         counts = loader.dataset.manifest.counts
         assert repr(loader.dataset).startswith(
             f"Dataset({dataset}: {counts.samples} sample(s) in {counts.shards} shard"

@@ -133,7 +133,7 @@ def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> N
         assert [who[0] for who in batch.who.tolist()] == [name_of(key) for key in batch.sample_keys]
     with pytest.raises(ConfigError, match="seed is .* in the features, but .* here"):
         streamvid.VideoLoader(datasets, features=[sidecar, roots[1]], batch_size=2)
-    with pytest.raises(ConfigError, match="features has 1 entries, but must have 2: one per dataset"):
+    with pytest.raises(ConfigError, match="features: the number of entries is 1, but must be 2: one per dataset"):
         streamvid.VideoLoader(datasets, features=sidecar, batch_size=2)
 
 
@@ -222,7 +222,7 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
     damage(root, source, "96x64-5f-0", 0)
     with (
         open_loader(source, features=root) as loader,
-        pytest.raises(SampleError, match="No other sample of its bucket can replace it"),
+        pytest.raises(SampleError, match="No other sample in its bucket can replace it"),
     ):
         list(loader)
 
@@ -339,7 +339,7 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, t
         ({"output": {"decode": False}}, "output.decode=False cannot be combined with features"),
         ({"media": ("mask",)}, "media"),
         ({"columns": ("who",)}, "unknown|not a column of the dataset"),
-        ({"features": []}, "features has 0 entries, but must have 1: one per dataset"),
+        ({"features": []}, "features: the number of entries is 0, but must be 1: one per dataset"),
         ({"features": [None]}, "None cannot be used with .* a path, a URL or an open Sidecar"),
         ({"features": 3}, "features=3: must be a path"),
         ({"limits": {"prefetch_bytes": -1}}, "prefetch_bytes"),

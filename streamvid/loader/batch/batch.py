@@ -184,9 +184,9 @@ class Batch(Mapping[str, Any]):
     def digest(self) -> int:
         """Return a signed 64-bit hash of `sample_keys`, `bucket`, up to 4096 pixel values per sample, and some audio.
 
-        For batches without video, the hash covers keys, texts and some bytes of each tensor. The hash is cheap enough
-        to compare at every step between ranks that should have the same batch. Equal batches have the same digest in
-        any layout and on any device. Batches with the same digest can differ in pixels that are not sampled.
+        For batches without video, the hash covers keys, texts and some bytes of each tensor. It is cheap enough to
+        compute at every step, so that ranks can verify that they have the same batch. Equal batches have the same
+        digest in any layout and on any device. Batches with the same digest can differ in pixels that are not sampled.
         """
         import torch
 

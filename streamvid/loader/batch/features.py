@@ -71,7 +71,7 @@ def torch_tensor(raw: RawTensor) -> torch.Tensor:
 def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[str] = ()) -> dict[str, torch.Tensor]:
     """Return one tensor per name, with shape (B, …), stacked from the tensors of B samples.
 
-    The tensors of a `ragged` name may differ in their first dimension. They are padded with zeros to (B, L, …), and
+    Tensors with a name in `ragged` may differ in their first dimension. They are padded with zeros to (B, L, …), and
     `<name>_mask`, bool with shape (B, L), is False for padding. Raises ConfigError, which names the tensor and its
     shapes, if tensors cannot be combined.
     """
@@ -149,7 +149,7 @@ def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.
 
 
 def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
-    """Return the values that determine the view and the texts of a visit, as JSON. Caption dropout is not included.
+    """Return, as JSON, the values that determine the view and the texts of a visit to a sample, except caption dropout.
 
     The encoder stores these values with the features, in `made_with` under "view". The loader verifies that they match.
     """
@@ -189,7 +189,9 @@ def with_features(
         )
     several: list[Any] = [features] if isinstance(features, str | Path | Sidecar) else list(features)
     if len(several) != len(mix.parts):
-        raise ConfigError(f"features has {len(several)} entries, but must have {len(mix.parts)}: one per dataset")
+        raise ConfigError(
+            f"features: the number of entries is {len(several)}, but must be {len(mix.parts)}: one per dataset"
+        )
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:

@@ -30,9 +30,9 @@ def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> Map
 
     In a mapping, `input_ids` becomes text_tokens (int64), `attention_mask` becomes text_mask (bool), both with shape
     (B, L), and any other `name` becomes text_<name>. A list of B lists of integers, a list of B objects with `ids`
-    (Hugging Face's Encoding) or an array (B, L) becomes text_tokens. Lists of unequal length are padded on the right:
-    tokens with the tokenizer's pad_token_id if it has one, and all other lists with 0. Without a mask in the result,
-    text_mask is False for this padding.
+    (Hugging Face's Encoding) or an array with shape (B, L) becomes text_tokens. Lists of unequal length are padded on
+    the right: tokens with the tokenizer's pad_token_id if it has one, and all other lists with 0. Without a mask in
+    the result, text_mask is False for this padding.
 
     Raises LoaderError, which names the samples, if the tokenizer raises an error or returns any other result.
     """
@@ -90,9 +90,10 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
 
 
 def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, Any]:
-    """Return (values, mask).
+    """Check one output of a tokenizer, and return (values, mask).
 
-    The values are an array or tensor, or a list of B values. The mask is False for padding, or None for a list.
+    Lists of numbers are padded to one array, and the mask is False for padding. A list of other values is returned
+    unchanged, with None as the mask.
     """
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if not value.shape or value.shape[0] != num_samples:

@@ -54,7 +54,7 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
 def _default(mix: Mix) -> AudioOptions | None:
     """Return the default audio options if all datasets contain only audio, or None if no dataset does.
 
-    Raises ConfigError if only some datasets contain only audio, because the caller must then choose the audio options.
+    Raises ConfigError if some datasets contain only audio and others do not, because audio options are then required.
     """
     heard = [part for part in mix.parts if part.dataset.manifest.clips == "audio" and part.sidecar is None]
     if len(heard) == len(mix.parts):
@@ -118,7 +118,7 @@ def _check_columns(dataset: Dataset) -> None:
 
 
 def _check_ticks(mix: Mix, given: Fraction | None) -> None:
-    """Raise ConfigError if a frame rate is set that would apply only to the ticks of audio files."""
+    """Raise ConfigError if all datasets contain only audio and output.audio.fps differs from TICKS_PER_SECOND."""
     if given in (None, TICKS_PER_SECOND) or not all(bucket.is_audio for bucket in mix.buckets.values()):
         return
     raise ConfigError(
@@ -130,7 +130,7 @@ def _check_ticks(mix: Mix, given: Fraction | None) -> None:
 def _num_samples(form: AudioForm, bucket: Bucket, fps: Fraction) -> int:
     """Return the number of audio samples for a bucket.
 
-    Raises ConfigError if the rule's nearest count differs from the exact count by more than half of the exact count.
+    Raises ConfigError if the rule's nearest count differs from the exact count by more than half the exact count.
     Images are exempt: they have no duration, and a model may need at least one audio latent for them.
     """
     count = form.rule.num_samples(bucket.num_frames, fps, form.sample_rate)
@@ -181,7 +181,7 @@ def _exact_rates(mix: Mix, bucket: Bucket) -> Iterator[tuple[MixPart, Fraction]]
 def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
     """Return the frame rate of a bucket's first video in plan order, or None if the rate is unknown.
 
-    The rate of each delivery is later compared with this rate.
+    Samples with a different rate are rejected when they are delivered.
     """
     for part in mix.parts:
         if bucket.id in part.subset.shards:

@@ -43,8 +43,8 @@ _format = cache(PictureFormat)  # a loader has few formats, and validating one t
 class DecodedDelivery:
     """Delivery that decodes samples into pictures in the ring.
 
-    accuracy: accuracy of the RGB conversion. None selects exact conversion if pictures are scaled anyway, because
-        exactness then adds little time. Otherwise, None selects fast conversion.
+    accuracy: accuracy of the RGB conversion. With None, the conversion is exact for pictures that are scaled anyway,
+        because exactness then adds little time, and fast for all other pictures.
     """
 
     reads_ahead = True
@@ -79,7 +79,7 @@ class DecodedDelivery:
         return self._timed(with_audio(part, row.clip, both, shape, _MAX_PIECES), packets)
 
     def _timed(self, part: ClipPart, packets: ClipIndex | None) -> ClipPart:
-        """Return the part. Set `start_seconds` if an audio input needs the start time and the packets contain it."""
+        """Return the part, with `start_seconds` set if an audio input needs it and the packets contain timestamps."""
         is_needed = any(medium.is_audio for medium in self._media)
         if not is_needed or packets is None or packets.time_base is None or part.numbers is None:
             return part
@@ -123,7 +123,7 @@ class DecodedDelivery:
                 self._flight.fetchers.submit(partial(self._read, together))
 
     def _read_at_once(self, slots: Sequence[Slot]) -> bool:
-        """Read clips directly if their bytes are in this machine's memory. Return False if the clips were not read."""
+        """Read clips in this thread if their bytes are in this machine's memory. Return True if the clips were read."""
         first = slots[0]
         source = first.sample.part.source
         if not source.store.is_local:
@@ -189,7 +189,7 @@ class DecodedDelivery:
         self._flight.decoder.submit(self._task(slot))
 
     def _task(self, slot: Slot) -> DecodeTask:
-        """Return a slot's next task: decoding the clip or, after that, the next conditioning input."""
+        """Return a slot's next decode task: first the clip, then one conditioning input at a time."""
         delivery, room, medium = slot.delivery, slot.batch.room, _medium(slot)
         assert room is not None
         if medium is not None and medium.medium.is_audio:
@@ -297,7 +297,7 @@ def _medium(slot: Slot) -> MediaPart | None:
 
 
 def _batch_of(slot: Slot) -> int:
-    """Return the DecodeTask.batch of the slot's next task. Only the last task's answer may wait for other answers."""
+    """Return `DecodeTask.batch` for a slot's next task. Workers may delay only the result of a slot's last task."""
     return slot.batch.block.offset if len(slot.colors) == len(slot.delivery.media) else NO_BATCH
 
 

@@ -34,7 +34,7 @@ class Delivery:
     - part: the clip's bytes that must be read; empty for a text-only sample.
     - media: the files of the conditioning inputs.
     - fps: frame rate of the delivered frames; 0.0 if unknown.
-    - caption: the text.
+    - caption: the text to deliver.
     - seed: seed for the training noise.
     """
 
@@ -94,9 +94,9 @@ class Delivery:
 def deliver(
     sample: SampleRequest, row: IndexRow, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Return the delivery for a sample in this bucket.
+    """Return the delivery for a sample in the given bucket.
 
-    part_of: function that returns the bytes to read for a pick.
+    part_of: function that returns the bytes to read for a row and the frames picked from its clip.
     Raises IntegrityError if the index row is damaged, or ConfigError if the options do not fit the sample.
     """
     part = sample.part
@@ -125,7 +125,7 @@ def caption_variant(delivery: Delivery) -> str:
 def prepare(
     rows: IndexRows, sample: SampleRequest, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Return the delivery for a sample in this bucket.
+    """Return the delivery for a sample in the given bucket.
 
     Raises SampleError, which names the sample, if the delivery cannot be prepared.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Wanted: TypeAlias = tuple[int, ClipPart, memoryview]
-"""Part of a clip to read, as (offset of the clip in the tar, part, memory for it)."""
+"""Part of a clip to read, as (offset of the clip in the tar, part, destination memory)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def read_parts_at_once(
 
 
 def _prepare(wanted: Sequence[Wanted]) -> list[tuple[int, memoryview]]:
-    """Copy the packet tables of parts into their blocks. Return the ranges to read as (offset in the tar, memory)."""
+    """Copy each part's packet table into its block. Return the ranges to read as (offset in the tar, memory)."""
     ranges = []
     for clip_offset, part, block in wanted:
         if part.window is not None:

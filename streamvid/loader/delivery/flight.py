@@ -107,7 +107,7 @@ class Flight:
         return prepare(self._rows, sample, bucket, partial(self._kind.part, sample, is_whole=is_whole))
 
     def is_removed(self, sample: SampleRequest) -> bool:
-        """Return True if a later version of the dataset lacks a sample. Raises an error if the index cannot be read."""
+        """Return True if a later version of the dataset removed a sample. Raises an error for an unreadable index."""
         number = sample.part.number
         return self._later.removes(number) and self._later.is_removed(number, self._rows.key(sample))
 
@@ -126,7 +126,7 @@ class Flight:
         raise sample_error(
             sample,
             key,
-            "it was removed from the dataset, and so were all other samples of its bucket. Create a new loader, which "
+            "it was removed from the dataset, and so were all other samples in its bucket. Create a new loader, which "
             "opens the newest version, and resume with load_state_dict(state, force=True)",
         )
 

@@ -56,7 +56,7 @@ class _ShardRows:
 class _MovedRows:
     """Index rows of a later version's shard, to which samples from an earlier version's shard were moved.
 
-    places: sample key → row number.
+    places: maps sample keys to row numbers.
     """
 
     part: MixPart
@@ -114,7 +114,7 @@ class IndexRows:
         return self._rows.num_bytes
 
     def row(self, sample: SampleRequest, bucket: Bucket) -> IndexRow:
-        """Return the validated index row of a sample in this bucket (SAFE-1).
+        """Return the validated index row of a sample in the given bucket (SAFE-1).
 
         If features are delivered, the row's clip is the features file. Raises IntegrityError if the row is invalid,
         and StorageError or DatasetError if the index cannot be read.
@@ -227,7 +227,7 @@ class IndexRows:
         submit: Callable[[Callable[[], None]], None],
         is_wanted: Callable[[], bool],
     ) -> Iterator[BatchRequest]:
-        """Yield the requests. Meanwhile, read from object stores the index rows that later requests need.
+        """Yield the requests. Meanwhile, prefetch the index rows that later requests need from object stores.
 
         submit: function that runs a read in another thread.
         is_wanted: function that returns True while the run continues.

@@ -52,9 +52,9 @@ class PendingBatch:
     A substitute replaces the bad sample in `deliveries`, but not in `request` (BAD-1).
 
     room: layout of the pictures; None if samples are not decoded.
-    colors: (slot index, name, item) → colors of the picture.
-    audio: slot index → presence and offset of the audio.
-    clips: slot index → location of the undecoded clip.
+    colors: maps (slot index, name, item) to the colors of the picture.
+    audio: maps slot indices to the presence and offset of the audio.
+    clips: maps slot indices to the locations of undecoded clips.
     digest: hash of the batch, computed only if processes that share the batch compare hashes; otherwise 0.
     """
 
@@ -127,11 +127,11 @@ class Slot:
     sample: the sample that is being tried; `delivery` is updated once the sample's index row is known.
     clip: offset of the slot's own block in the clip arena; None if the slot has no block.
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
-    colors: (name, item) → colors of the picture, for the pictures decoded so far.
+    colors: maps (name, item) to the colors of the picture, for the pictures decoded so far.
     audio: presence and offset of the decoded audio.
     start_seconds: time from the clip's first frame to the first delivered frame, if the clip was decoded through its
         container.
-    num_moves: number of times that the sample was sought in another tar because its tar was missing.
+    num_moves: number of times that the sample was looked up in another tar because its own tar was missing.
     """
 
     number: int

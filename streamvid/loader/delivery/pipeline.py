@@ -411,9 +411,10 @@ class Pipeline:
     def _deliveries(
         self, request: BatchRequest
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
-        """Return (a batch's deliveries, mapping from slot index to the substitution for a removed sample, error).
+        """Return (deliveries, substitutions, error) for a batch.
 
-        The error is None unless a sample fails. In that case, only the deliveries before the sample are returned.
+        The substitutions map slot indices to the records of removed samples. If a sample fails, `error` is its error,
+        and only the deliveries before it are returned. Otherwise, `error` is None.
         """
         found: list[Delivery] = []
         others: dict[int, Substitution] = {}
@@ -422,7 +423,7 @@ class Pipeline:
             try:
                 if self._flight.is_removed(sample):
                     found.append(self._flight.prepare_other(sample, request.bucket))
-                    reason = "it was removed from the dataset after the version that this run uses"
+                    reason = "a later version of the dataset removed it"
                     others[index] = substitution(sample, self._rows.key(sample), reason, found[-1].key, True)
                 else:
                     found.append(self._flight.prepare(sample, request.bucket))

@@ -31,7 +31,7 @@ class Substitution:
     shard: path of the tar.
     place: index of the sample among the shard's samples that pass the filter.
     substitute_key: key of the substitute; None if the run ends because the bucket has no good sample.
-    is_removed: True if the sample is not bad, but was removed from the dataset after the version that the run uses.
+    is_removed: True if the sample is not bad, but a later version of the dataset removed it.
     """
 
     dataset: str
@@ -68,7 +68,7 @@ class Quarantine:
         self.num_substituted = self.num_delivered = 0
 
     def add(self, substitutions: Sequence[Substitution], num_samples: int) -> None:
-        """Count a batch of `num_samples` samples that is handed over, and log and write its substitutions.
+        """Count a batch of `num_samples` samples that is being handed over, and log and write its substitutions.
 
         Raises SampleError if max_bad_fraction is exceeded, and StorageError if the file cannot be written.
         """

@@ -37,8 +37,7 @@ def repair_bytes(parts: Sequence[MixPart]) -> int:
 class Repairs:
     """Queue of slots that wait for a substitute, and a record of corrupt samples, which are not read again.
 
-    prepare: function that returns a delivery that reads a sample's whole clip, so that a failure is final for that
-        sample.
+    prepare: function that prepares the delivery of a sample's whole clip, so that a failure is final for the sample.
     is_removed: function that returns True for a sample that was removed from the dataset.
     All methods run on the loader's own threads.
     """
@@ -55,9 +54,10 @@ class Repairs:
     def reason(self, delivery: Delivery, *, is_whole: bool) -> str | None:
         """Return the reason why a delivery is bad, or None if the delivery is not known to be bad.
 
-        is_whole: True if the delivery reads the whole clip. For a part, the result is None unless features are
-            missing, because the bad bytes may be outside the part. Clips that do not decode are not remembered,
-            because another window of the clip may decode, and a substitution must not depend on earlier substitutions.
+        is_whole: True if the delivery reads the whole clip. If it reads only a part, the result is None unless features
+            are missing, because the bad bytes may be outside the part.
+
+        Clips that do not decode are not remembered, because another window of the clip may decode.
         """
         if delivery.row.is_missing:
             return _MISSING
@@ -120,7 +120,7 @@ class Repairs:
         raise sample_error(
             planned,
             bad.delivery.key,
-            f"{bad.reason}. No other sample of its bucket can replace it, because none of them is good. {remedy}",
+            f"{bad.reason}. No other sample in its bucket can replace it, because none of them is good. {remedy}",
         )
 
 

@@ -88,7 +88,7 @@ class Selection:
         return ContinuedPlan(cursor, leftovers, self._plan, len(self.mix.parts))
 
     def check(self, cursor: Cursor) -> None:
-        """Raise StateError if a position is past the end of the cursor's epoch, where no step exists."""
+        """Raise StateError if a position is past the end of the cursor's epoch."""
         plan = self.plan(cursor)
         for bucket_id, position in cursor.positions.items():
             end = plan.end_of(bucket_id)
@@ -109,8 +109,8 @@ class Selection:
 
         end_epoch: epoch before which to stop; None for an endless run.
 
-        A request's position is (plan of the request's epoch, number of that plan's steps done after the request). Steps
-        in which the rank has no batch yield no request.
+        A request's position is (plan of its epoch, number of steps in that plan up to and including the request's
+        step). Steps in which the rank has no batch yield no request.
         """
         while True:
             number = 0
@@ -128,7 +128,7 @@ class Selection:
             plan = self.plan(cursor)
 
     def _groups(self, plan: AnyPlan) -> Iterator[list[Step]]:
-        """Yield the steps of each optimizer step: `accumulate` steps, or fewer if the run resumed during it."""
+        """Yield the steps of one optimizer step at a time: `accumulate` steps, or fewer after a resume within it."""
         size = self.options.accumulate
         first, length = 0, size - plan.cursor.phase % size
         group: list[Step] = []

@@ -30,9 +30,9 @@ _ALIGN = 64
 _PACKET_BYTES = 32
 _SLOT_BYTES = 1024  # per clip in a message, without the paths
 _NO_TIMES = (
-    "its frames must be chosen by timestamp, but without a packet index, timestamps are available only in its "
-    "container. Use output.decode=True, another view.temporal, or a dataset that was sharded with an fps_rule other "
-    "than 'resample'"
+    "its frames must be chosen by timestamp, but the clip has no packet index, so its timestamps are available only "
+    "in its container. Use output.decode=True, another view.temporal, or a dataset that was sharded with an fps_rule "
+    "other than 'resample'"
 )
 
 

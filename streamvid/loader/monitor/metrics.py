@@ -144,7 +144,7 @@ def _fields(kind: str, found: Any, names: list[str], values: list[str]) -> Itera
         value = getattr(found, field.name)
         if not isinstance(value, int | float):
             continue
-        text = f"{type(found).__name__}.{field.name} of this process."
+        text = f"{type(found).__name__}.{field.name} for this process."
         if field.name in _NOW:
             yield _gauge(f"{kind}_{field.name.removeprefix('num_')}", text, names, values, value)
         else:

@@ -142,8 +142,8 @@ class AudioShape:
             raise ConfigError(
                 f"the frames are delivered at {fps:.6g} fps, but output.audio delivers the audio for "
                 f"{self.num_frames} frames at {ours:.6g} fps, so the frames and the audio would end more than half a "
-                f"frame apart. Shard the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips of "
-                f"one rate, such as where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with "
+                f"frame apart. Shard the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips with "
+                f"one frame rate, such as where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with "
                 f"output.audio.fps={ours:.6g}"
             )
 
@@ -176,7 +176,7 @@ def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
 class AudioPlan:
     """Audio for all of a loader's deliveries.
 
-    shapes: bucket id → shape, for all buckets with pictures.
+    shapes: maps bucket ids to shapes, for all buckets with pictures.
     """
 
     form: AudioForm
@@ -269,8 +269,8 @@ def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: Au
 def num_decoded(first: Fraction, last: Fraction, num_frames: int, num_samples: int, sample_rate: int) -> int:
     """Return the number of audio samples to decode and stretch to `num_samples`, or 0 if no stretching is needed.
 
-    The decoded samples last as long as the frames. Audio that ends within half a frame of the end of the frames is not
-    stretched.
+    The decoded samples last as long as the frames. Audio that ends less than half a frame before or
+    after the frames is not stretched.
 
     first, last: times of the first and the last frame, in seconds.
     num_frames: number of frames; 0 disables stretching.
@@ -283,7 +283,7 @@ def num_decoded(first: Fraction, last: Fraction, num_frames: int, num_samples: i
 
 
 def _are_short(part: ClipPart) -> bool:
-    """Return True if the descriptions of the streams fit into a message to a worker."""
+    """Return True if a part's stream descriptions fit into a message to a worker."""
     assert part.stream is not None and part.audio is not None
     return len(part.stream.to_json()) + len(part.audio.stream) <= _MAX_STREAM_CHARS
 

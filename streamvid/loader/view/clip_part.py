@@ -29,7 +29,7 @@ TABLE_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AudioPart:
-    """Audio packets that a delivery reads, and the position of its samples.
+    """Audio packets that a delivery reads, and the position of the audio samples in them.
 
     - stream: AudioStreamInfo as JSON; "" if the audio is decoded through the clip's container, which is read whole.
     - packets: packet table, with offsets relative to the start of the part's bytes; None for a whole clip.
@@ -179,5 +179,5 @@ def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> s
     for start, end, checksum in checks:
         if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
             # The checksum makes two reads comparable: equal messages mean equal bytes.
-            return f"{WRONG_BYTES} (read as {hashlib.sha256(data).hexdigest()[:16]})"
+            return f"{WRONG_BYTES} (SHA-256 of the bytes: {hashlib.sha256(data).hexdigest()[:16]}…)"
     return None

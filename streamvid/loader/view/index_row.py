@@ -58,9 +58,9 @@ class IndexRow:
     - number: position of the sample in its tar file.
     - packets: the shard's packet table; None if the shard has no packet table.
     - fps, duration_seconds: frame rate and duration of the clip; 0.0 if unknown.
-    - texts: index column → value, for columns used in captions.
-    - columns: column name used by the caller → value, for requested columns.
-    - media: name → files of a conditioning input.
+    - texts: maps index columns to values, for columns used in captions.
+    - columns: maps the column names used by the caller to values, for requested columns.
+    - media: maps the name of each conditioning input to its files.
     - is_missing: True if the features of this visit could not be computed.
     - tar: tar file that contains the sample; None if it is the one that the sample's dataset version lists.
     - has_audio: True if the clip has audio and audio is delivered.

@@ -113,7 +113,7 @@ class MediaPart:
     @property
     def label(self) -> str:
         """Prefix for messages about this file."""
-        return f"its {self.medium.name}, number {self.item}: " if self.medium.is_list else f"its {self.medium.name}: "
+        return f"item {self.item} of its {self.medium.name}: " if self.medium.is_list else f"its {self.medium.name}: "
 
 
 def media_files(
@@ -122,7 +122,7 @@ def media_files(
     """Return a sample's files for a conditioning input, from index values. Raises IntegrityError for invalid values."""
     if len(items) > medium.num_items or not (items or medium.is_optional):
         raise IntegrityError(
-            f"the index lists {len(items)} items of {medium.name} for the sample, but the manifest allows "
+            f"the index lists {len(items)} {medium.name} items for the sample, but the manifest allows "
             f"{'up to' if medium.is_optional else '1 to'} {medium.num_items}; copy the dataset again"
         )
     count = 0 if medium.is_audio else 1 if medium.is_still else num_clip_frames

@@ -143,7 +143,7 @@ class TextOptions:
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Column name → weight."""
+        """Weight of each caption column, by column name."""
         if isinstance(self.column, Mapping):
             return {name: weight for name, weight in self.column.items() if isinstance(name, str)}
         return {self.column: 1.0} if isinstance(self.column, str) else {}

@@ -121,7 +121,7 @@ class ViewOptions:
 
 @dataclass(frozen=True, slots=True)
 class RandomChoices:
-    """Random choices for one delivery of a sample (SAMPLE-1): functions of seed, key and visit only.
+    """Random choices for one delivery of a sample (SAMPLE-1). They depend only on the seed, the key and the visit.
 
     name: hash of the sample's key.
     """
@@ -173,7 +173,7 @@ class RandomChoices:
 def substitute_visit(key: str, visit: int) -> int:
     """Return the visit at which substitutes for a bad sample are delivered (BAD-1).
 
-    The result is below -2**62, outside the range of visits that passes and repeats of tail="pad" use (plan/step.py).
+    The result is below -2**62, outside the range of visit numbers used by passes and by tail="pad" (plan/step.py).
     """
     return -((1 << 63) - 1 - hash_below(1 << 61, _SUBSTITUTE, hash_text(key), visit))
 
@@ -253,7 +253,7 @@ def _crop(options: ViewOptions, choices: RandomChoices) -> Crop | None:
 
 
 def _wrong_length(options: ViewOptions, rate: FrameRate, num_frames: int, there: int, count: int) -> str:
-    at = "" if rate.fps is None else f" ({there} by the rule {rate.rule} with fps={rate.fps})"
+    at = "" if rate.fps is None else f" ({there} under the rule {rate.rule} with fps={rate.fps})"
     if there < count:
         return f"the clip has {num_frames} frames{at}, but its bucket needs {count}; shard the dataset again"
     return (

@@ -25,7 +25,7 @@ class Board:
         return num_workers * _ENTRY_BYTES
 
     def begin(self, worker: int, task_id: int) -> None:
-        """Record that a worker starts a task now."""
+        """Record a task that a worker is starting, and the current time."""
         self._cells[2 * worker] = time.monotonic_ns()
         self._cells[2 * worker + 1] = task_id  # last, so that no reader sees the id with an earlier start
 

@@ -62,7 +62,7 @@ class AudioTask(NamedTuple):
     - table: shape of the audio's packet table, which follows the packet table of the video.
     - first_sample, offset_seconds, num_decoded: as in AudioPart. Without a stream, first_sample counts from time zero
       of a separate file (see `own_zero`).
-    - num_frames: number of pictures to whose duration the audio is stretched, for a whole clip; 0 for no stretching.
+    - num_frames: for a whole clip, number of pictures whose duration the audio is stretched to; 0 for no stretching.
     """
 
     sample_rate: int
@@ -138,7 +138,7 @@ class DecodeTask(NamedTuple):
 
 
 class TarFile(NamedTuple):
-    """Tar in a store.
+    """Tar file in a store.
 
     sha256, num_bytes: checksum and size, which identify the tar in a cache; "" and 0 for local stores.
     """

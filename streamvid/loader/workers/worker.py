@@ -187,7 +187,7 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str, board_fd: 
 
 
 def _serve(answers: socket.socket, tasks: socket.socket, runner: TaskRunner, board: Board, worker: int) -> None:
-    """Run tasks until the loader closes its end of the socket. Answers to short tasks of one batch share a message."""
+    """Run tasks until the loader closes its end of the socket. Answers to a batch's short tasks are sent together."""
 
     def send(several: Sequence[Answer]) -> None:
         for message in answer_messages(several):
