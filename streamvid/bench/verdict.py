@@ -1,4 +1,4 @@
-"""Measurements of a store and a loader, and the verdict on them: the limit, the remedies, and the workers needed.
+"""Measurements of a store and a loader, and their interpretation: what limits the loader, and what would help.
 
 All functions are pure, and all values are frozen.
 """
@@ -183,7 +183,7 @@ def usage_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Usage:
 
 
 def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Setting) -> Verdict:
-    """Return the verdict on the fastest run.
+    """Return the verdict on the fastest run: what limited it, the evidence, and advice.
 
     passes: passes over the store, measured before the runs.
     """
@@ -196,8 +196,8 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
     if more is not None and limit == "decoders":
         limit = "cores"  # more workers were measured, but no core was free
     reasons = [
-        f"{best.num_workers} worker(s) delivered {best.samples_per_second:.1f} samples/s; decoders were busy "
-        f"{best.decoders_busy:.0%} of the time",
+        f"with num_workers={best.num_workers}, the loader delivered {best.samples_per_second:.1f} samples/s; "
+        f"decoders were busy {best.decoders_busy:.0%} of the time",
         f"the store alone delivered {fast.samples_per_second:.1f} samples/s; threads were reading "
         f"{best.readers_busy:.0%} of the time",
     ]
@@ -238,7 +238,7 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
         found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to measure uncached reads")
     if rough := ", ".join(str(run.num_workers) for run in runs if run.num_steps < FEW_STEPS):
         found.append(
-            f"fewer than {FEW_STEPS} batches were delivered with {rough} worker(s), so the figures are "
+            f"fewer than {FEW_STEPS} batches were delivered with num_workers={rough}, so the figures are "
             "rough; raise --seconds"
         )
     seen = {bucket.bucket_id for run in runs for bucket in run.buckets}
@@ -254,7 +254,7 @@ def slowest(passes: Sequence[StoreRun]) -> StoreRun:
 
 
 def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
-    """Map each bucket id to decoder seconds per sample. Include the time between samples if decoders limit the run."""
+    """Map each bucket id to decoder seconds per sample. If decoders limit the run, include the time between samples."""
     # If decoders wait for the store or the ring, that time is not a cost of decoding.
     between = 1 / run.decoders_busy if limit in ("decoders", "cores") and run.decoders_busy else 1.0
     return {b.bucket_id: between * b.decode_seconds / b.num_samples for b in run.buckets if b.num_samples}
@@ -304,7 +304,8 @@ def need_of(
     }
     needed = (1 + margin) * rate
     reasons = {
-        "cores": f"{num_local_ranks} rank(s) need {cores:.1f} cores to load data, but only {num_cores} are available",
+        "cores": f"loading data with num_local_ranks={num_local_ranks} takes {cores:.1f} cores, but only {num_cores} "
+        "are available",
         "store": f"the store delivers {store.samples_per_second:.1f} samples/s, but {needed:.1f} are needed",
         "main": f"the main process needs {main_seconds:.3f} s of CPU time per batch, which is longer than a step",
     }

@@ -196,4 +196,4 @@ def test_warnings_name_few_batches_bad_samples_and_buckets_that_did_not_come() -
     assert warnings_of([run_of()], [FAST, FAST], SIZES) == ()
     rough, bad = run_of(2, num_steps=3, num_substituted=2), replace(FAST, num_bad=5)
     text = "\n".join(warnings_of([run_of(), rough], [bad, FAST], [*SIZES, "rare"]))
-    assert "5 of 10000 samples" in text and "2 bad samples" in text and "rare" in text and "with 2 worker(s)" in text
+    assert "5 of 10000 samples" in text and "2 bad samples" in text and "rare" in text and "with num_workers=2" in text
