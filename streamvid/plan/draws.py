@@ -85,9 +85,8 @@ def draw_sets(
                 found.setdefault(bucket_id, []).append(DrawSet(hash_text(one.name), weights, member, shards))
         if len(sizes) > 1:
             raise IntegrityError(
-                f"draw set {one.name}: its buckets have different numbers of samples, because the filter selects "
-                "only some copies of a clip, or the index is damaged; change the filter (where=), or copy the dataset "
-                "again"
+                f"draw set {one.name}: its buckets have different numbers of samples. Either the filter selects only "
+                "some copies of a clip, or the index is damaged; change the filter (where=), or copy the dataset again"
             )
     return found
 
