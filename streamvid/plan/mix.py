@@ -152,7 +152,7 @@ class MixedStream:
         return np.asarray(self._numbers, np.int64)[members], shards, indices
 
     def split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the dataset indices (see `member_of`) of these positions, and the positions in the datasets' streams."""
+        """Return the dataset index (see `member_of`) for each position, and the position in that dataset's stream."""
         if len(self._streams) == 1 or not positions.size:
             return np.zeros_like(positions), positions
         members, places = self._split(positions.ravel())

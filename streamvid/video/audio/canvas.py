@@ -1,4 +1,4 @@
-"""Window of the timeline on which decoded pieces are drawn, and from which the delivered samples are computed.
+"""Canvas for a window of audio. Decoded pieces are drawn on it, and the delivered samples are computed from it.
 
 Times without audio stay silent. Where pieces overlap, the later piece replaces the earlier one.
 """

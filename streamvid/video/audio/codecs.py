@@ -1,4 +1,4 @@
-"""Audio codecs that may be decoded (SAFE-1), and how decoding of each can start in the middle of a stream."""
+"""Audio codecs that may be decoded (SAFE-1), and how to start decoding each of them in the middle of a stream."""
 
 from __future__ import annotations
 
