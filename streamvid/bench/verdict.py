@@ -142,7 +142,7 @@ def share(part: float, whole: float) -> float:
 class Need:
     """Resources needed to have a batch ready every `step_seconds` on each rank, averaged over the steps of an epoch.
 
-    num_workers: workers per rank, with `margin` added to the mean.
+    num_workers: workers per rank for the average step, with the margin.
     heaviest_workers: workers per rank if all steps used `heaviest_bucket`, with the margin.
     num_cores: cores needed for decoding and for data handling in the main processes of all local ranks, with the
         margin.
@@ -235,7 +235,7 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
     if num_substituted := sum(run.num_substituted for run in runs):
         found.append(f"{num_substituted} bad samples were replaced by other samples")
     if passes[0].seconds < _MIN_PASS_SECONDS:
-        found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to measure uncached reads")
+        found.append(f"the first pass took {passes[0].seconds:.2f} s, which is too short to measure uncached reads")
     if rough := ", ".join(str(run.num_workers) for run in runs if run.num_steps < FEW_STEPS):
         found.append(
             f"fewer than {FEW_STEPS} batches were delivered with num_workers={rough}, so the figures are "

@@ -54,7 +54,7 @@ class Lane:
 
     @property
     def filler(self) -> int:
-        """Index of the bucket with the most samples, whose samples are repeated to pad the last step."""
+        """Index of the bucket with the most samples. Samples from this bucket are repeated to pad the last step."""
         return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
 
     def track(self, first_keys: Mapping[str, float]) -> Track:

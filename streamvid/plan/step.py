@@ -79,10 +79,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FinalStep:
-    """Final step of one bucket: a remainder with "shrink" or "uneven", or repeats that complete a group of steps.
+    """Final step of one bucket: a remainder (tail="shrink" or "uneven"), or repeats that complete a group of steps.
 
-    visits_from: start of the range of visit numbers for repeats. It is TAIL for a remainder, and FILL_GROUP or more for
-        repeats that complete a group.
+    visits_from: start of the range of visit numbers for repeats. It is TAIL for a remainder, and at least FILL_GROUP
+        for repeats that complete a group.
     """
 
     span: BucketSpan

@@ -67,7 +67,7 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
 class _Layer:
     """Decoded samples that share one channel layout and sample rate.
 
-    The array has shape (channels, n), and its first sample is at position `start`. Pieces are drawn only within `span`.
+    `samples` has shape (channels, n), and its first sample is at position `start`. Pieces are drawn only within `span`.
     """
 
     layout: str

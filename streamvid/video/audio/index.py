@@ -191,7 +191,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
 
 
 class _PieceNumbers:
-    """Positions and sample counts of all pieces. The samples are not kept."""
+    """Recorder for the positions and sample counts of all pieces, which does not keep the samples."""
 
     def __init__(self) -> None:
         self.packets, self.positions, self.heads, self.counts = (array("q") for _ in range(4))
@@ -211,7 +211,7 @@ class _PieceNumbers:
 
 
 class _StoredPackets:
-    """Offsets (in the file `data`) and sizes of the packets that pass through `watch`."""
+    """Recorder for the sizes of the packets that pass through `watch`, and for their offsets in the file `data`."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self.are_stored = data, True

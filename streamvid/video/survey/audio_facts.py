@@ -145,7 +145,7 @@ class FactsMeasure:
 
 
 def _num_clipped(loudness: Float32s) -> int:
-    """Return the number of values at full scale that are in a run of at least 3 such values.
+    """Return the number of full-scale values that occur in runs of at least 3.
 
     loudness: array of absolute values, with shape (channels, n).
     """
