@@ -97,7 +97,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Map each bucket id to the nanoseconds that a step with the bucket's batch size takes, for `cost_classes`."""
+        """Map each bucket id to the nanoseconds per step with the bucket's batch size, as input for `cost_classes`."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
 
 
 class _PieceNumbers:
-    """Recorder for the positions and sample counts of all pieces, which does not keep the samples."""
+    """Recorder for the position and the number of samples of each piece. The samples themselves are not kept."""
 
     def __init__(self) -> None:
         self.packets, self.positions, self.heads, self.counts = (array("q") for _ in range(4))
