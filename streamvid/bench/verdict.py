@@ -140,7 +140,7 @@ def share(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Resources needed to have a batch ready every `step_seconds` on each rank, averaged over the steps of an epoch.
+    """Resources needed to deliver a batch to each rank per `step_seconds`, averaged over the steps in an epoch.
 
     num_workers: workers per rank for the average step, with the margin.
     heaviest_workers: workers per rank if all steps used `heaviest_bucket`, with the margin.
@@ -148,8 +148,8 @@ class Need:
         margin.
     samples_per_second: total rate of all local ranks.
     unmeasured: buckets without a measured sample.
-    fastest_step_seconds: shortest step that this machine and store can feed, with the margin.
-    obstacles: reasons why this machine and store cannot feed these steps; empty if they can.
+    fastest_step_seconds: shortest step time that this machine and store can sustain, with the margin.
+    obstacles: reasons why this machine and store cannot sustain `step_seconds`; empty if they can.
     """
 
     step_seconds: float

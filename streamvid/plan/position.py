@@ -29,7 +29,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Position of a run: an epoch and a position in the endless stream of each bucket, equal on all ranks.
+    """Position of a run, the same on all ranks: an epoch, and a position in the endless stream of each bucket.
 
     positions: bucket id → number of samples delivered since the stream began, over all passes. A bucket without an
         entry is at the start of the epoch's own samples.
