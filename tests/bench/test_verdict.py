@@ -177,7 +177,7 @@ def test_a_step_can_be_had_exactly_if_it_is_no_shorter_than_the_shortest(
 
 def test_obstacles_are_cores_store_and_main_process() -> None:
     assert (
-        "need" in need(num_local_ranks=64).obstacles[0]
+        "num_local_ranks=64" in need(num_local_ranks=64).obstacles[0]
         and "only 8 are available" in need(num_local_ranks=64).obstacles[0]
     )
     (store,) = need(passes=[replace(FAST, num_samples=3), FAST]).obstacles

@@ -106,7 +106,7 @@ class _Run:
             self.draw()
 
     def _change_form(self, frames: list[AudioFrame]) -> None:
-        """Check that all frames from a packet have the same layout and sample format, and begin a run with these."""
+        """Check that all frames from a packet have the same layout and sample format, and begin a run of this form."""
         self.draw()
         check_frames(frames)
         self._fifo, self._layout, self._form = self._new_fifo(), frames[0].layout, frames[0].format.name

@@ -71,7 +71,7 @@ class LoudnessMeter:
 
 
 def _default_layout(layout: str) -> str:
-    """Return FFmpeg's default layout for the number of channels in `layout`, or `layout` if there is no default."""
+    """Return `layout`, or FFmpeg's default layout if `layout` only states a number of channels ("2 channels")."""
     from av.audio.layout import AudioLayout
 
     try:
