@@ -49,7 +49,7 @@ class BatchSizeSearch:
     sizes: bucket id → samples per rank per step, for use as `batch_size=`.
     seconds: bucket id → seconds per step with that batch size.
     too_large: buckets omitted from `sizes` because not even one sample fits in memory.
-    slower: buckets with batch size 1 whose step still takes longer than the base bucket's step.
+    slower: buckets whose step takes longer than the base bucket's step even with batch size 1.
     """
 
     base: str
@@ -88,12 +88,13 @@ def search_batch_sizes(
     clock: Callable[[], float] = time.perf_counter,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> BatchSizeSearch:
-    """Find the largest batch size for each bucket such that its step takes no longer than the base bucket's step.
+    """Find, for each bucket, the largest batch size whose step takes no longer than the base bucket's step.
 
     The base bucket gets the largest batch size that fits in memory.
 
-    step: function that runs one training step on a batch of the given shape, which is (B, …) in the loader's layout. It
-        creates the data itself, and its result is ignored. The search waits for work queued on a CUDA device.
+    step: function that runs one training step on a batch of the given shape, which is (B, …) in the loader's layout.
+        The function creates the batch itself, and its result is ignored. The search waits for work that the function
+        queues on a CUDA device.
     shapes: `loader.shapes`; the batch sizes in them are ignored.
     base: id of the base bucket; None for the bucket with the largest samples.
     warmup: number of unmeasured steps before each measurement.
@@ -104,7 +105,7 @@ def search_batch_sizes(
 
     A batch size is too large if its step runs out of memory (torch.cuda.OutOfMemoryError, MemoryError). Any other
     error in the step is raised.
-    Each process measures only itself: wrap the model as in training and run one process per rank.
+    Each process measures only its own steps, so wrap the model as in training and run one process per rank.
     Raises ConfigError for invalid arguments, or if the base bucket runs out of memory with one sample.
     """
     named = _named_shapes(shapes)

@@ -1,4 +1,4 @@
-"""Benchmark of a loader on this machine and with this store, used by `streamvid bench`."""
+"""Benchmark of a loader with this machine and this store, used by `streamvid bench`."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _room(setup: Setup, buckets: Sequence[BucketRun], num_bytes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Snapshot of a loader: clock, cumulative statistics, and CPU seconds of this process and of the workers."""
+    """Snapshot of a loader: time, cumulative statistics, and CPU seconds used by this process and by the workers."""
 
     clock: float
     stats: LoaderStats

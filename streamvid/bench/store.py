@@ -1,4 +1,4 @@
-"""Benchmark of the store alone: it reads as a loader does and verifies checksums, but decodes nothing."""
+"""Benchmark of the store alone. It reads samples as a loader does and verifies checksums, but decodes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IO = Path("/proc/self/io")
 
 
 class MeasureTimer:
-    """Timer for a measurement. It also reports progress."""
+    """Timer for a measurement, which also reports the measurement's progress."""
 
     def __init__(self, seconds: float, phase: str, progress: Progress) -> None:
         self._seconds = seconds

@@ -1,4 +1,4 @@
-"""Measurements of a store and a loader, and the verdict on them: the limit, the remedies, and the workers needed.
+"""Measurements of a store and a loader, and their interpretation: what limits the loader, and what would help.
 
 All functions are pure, and all values are frozen.
 """
@@ -140,16 +140,16 @@ def share(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Resources needed to have a batch ready every `step_seconds` on each rank, averaged over the steps of an epoch.
+    """Resources needed to deliver a batch to each rank per `step_seconds`, averaged over the steps in an epoch.
 
-    num_workers: workers per rank, with `margin` added to the mean.
+    num_workers: workers per rank for the average step, with the margin.
     heaviest_workers: workers per rank if all steps used `heaviest_bucket`, with the margin.
     num_cores: cores needed for decoding and for data handling in the main processes of all local ranks, with the
         margin.
     samples_per_second: total rate of all local ranks.
     unmeasured: buckets without a measured sample.
-    fastest_step_seconds: shortest step that this machine and store can feed, with the margin.
-    obstacles: reasons why this machine and store cannot feed these steps; empty if they can.
+    fastest_step_seconds: shortest step time that this machine and store can sustain, with the margin.
+    obstacles: reasons why this machine and store cannot sustain `step_seconds`; empty if they can.
     """
 
     step_seconds: float
@@ -183,7 +183,7 @@ def usage_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Usage:
 
 
 def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Setting) -> Verdict:
-    """Return the verdict on the fastest run.
+    """Return the verdict on the fastest run: what limited it, the evidence, and advice.
 
     passes: passes over the store, measured before the runs.
     """
@@ -196,8 +196,8 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
     if more is not None and limit == "decoders":
         limit = "cores"  # more workers were measured, but no core was free
     reasons = [
-        f"{best.num_workers} worker(s) delivered {best.samples_per_second:.1f} samples/s; decoders were busy "
-        f"{best.decoders_busy:.0%} of the time",
+        f"with num_workers={best.num_workers}, the loader delivered {best.samples_per_second:.1f} samples/s; "
+        f"decoders were busy {best.decoders_busy:.0%} of the time",
         f"the store alone delivered {fast.samples_per_second:.1f} samples/s; threads were reading "
         f"{best.readers_busy:.0%} of the time",
     ]
@@ -235,10 +235,10 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
     if num_substituted := sum(run.num_substituted for run in runs):
         found.append(f"{num_substituted} bad samples were replaced by other samples")
     if passes[0].seconds < _MIN_PASS_SECONDS:
-        found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to measure uncached reads")
+        found.append(f"the first pass took {passes[0].seconds:.2f} s, which is too short to measure uncached reads")
     if rough := ", ".join(str(run.num_workers) for run in runs if run.num_steps < FEW_STEPS):
         found.append(
-            f"fewer than {FEW_STEPS} batches were delivered with {rough} worker(s), so the figures are "
+            f"fewer than {FEW_STEPS} batches were delivered with num_workers={rough}, so the figures are "
             "rough; raise --seconds"
         )
     seen = {bucket.bucket_id for run in runs for bucket in run.buckets}
@@ -254,7 +254,7 @@ def slowest(passes: Sequence[StoreRun]) -> StoreRun:
 
 
 def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
-    """Map each bucket id to decoder seconds per sample. Include the time between samples if decoders limit the run."""
+    """Map each bucket id to decoder seconds per sample. If decoders limit the run, include the time between samples."""
     # If decoders wait for the store or the ring, that time is not a cost of decoding.
     between = 1 / run.decoders_busy if limit in ("decoders", "cores") and run.decoders_busy else 1.0
     return {b.bucket_id: between * b.decode_seconds / b.num_samples for b in run.buckets if b.num_samples}
@@ -304,7 +304,8 @@ def need_of(
     }
     needed = (1 + margin) * rate
     reasons = {
-        "cores": f"{num_local_ranks} rank(s) need {cores:.1f} cores to load data, but only {num_cores} are available",
+        "cores": f"loading data with num_local_ranks={num_local_ranks} takes {cores:.1f} cores, but only {num_cores} "
+        "are available",
         "store": f"the store delivers {store.samples_per_second:.1f} samples/s, but {needed:.1f} are needed",
         "main": f"the main process needs {main_seconds:.3f} s of CPU time per batch, which is longer than a step",
     }

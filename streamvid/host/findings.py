@@ -44,7 +44,7 @@ class Findings(Mapping[Key, Any]):
             self._hashes, self._places = array("q"), array("q")  # of earlier findings, in the order of the hashes
 
     def put(self, key: Key, line: bytes) -> None:
-        """Store a finding. line: the JSON text of the list `[*key, finding]`, without line breaks."""
+        """Store a finding, given as the JSON text of the list `[*key, finding]` without line breaks."""
         with self._lock:
             self._num_keys += self._place(hash(key)) is None
             self._recent[hash(key)] = self._num_bytes

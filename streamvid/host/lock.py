@@ -23,7 +23,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.2
 class FileLock:
     """Lock that is held until `release` is called or the `with` block ends.
 
-    descriptor: descriptor of the locked file.
+    descriptor: file descriptor of the locked file.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 
 SHOW_STACK = signal.SIGQUIT
-"""Signal that makes a worker that has called `show_stacks` write its stack traces to standard error and continue."""
+"""Signal on which a worker writes its stack traces to standard error and continues. Call `show_stacks` first."""
 
 
 def main(entry: str, parent_fd: str, socket_fd: str, *arguments: str) -> None:

@@ -116,8 +116,8 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
     if not any(span.num_samples for span in spans):
         return PlanError("the dataset has no samples to deliver; check its split and filter")
     rows = [
-        f"{span.bucket_id} has {span.available} sample(s), but a step needs {span.global_batch} ({num_ranks} rank(s) "
-        f"x batch_size {span.batch_size})"
+        f"{span.bucket_id} has {span.available} of the {span.global_batch} samples that a step needs "
+        f"(num_ranks={num_ranks} times batch_size={span.batch_size})"
         for span in spans
     ]
     remedies = ["a smaller batch_size", "fewer ranks", "tail='pad'", "tail='shrink'"]

@@ -97,7 +97,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Map each bucket id to the nanoseconds that a step with the bucket's batch size takes, for `cost_classes`."""
+        """Map each bucket id to the nanoseconds per step with the bucket's batch size, as input for `cost_classes`."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def fit_costs(
     """Fit a cost table to measured steps, given as (bucket id, batch size, seconds) in any order.
 
     Slow first steps may be included, because the cost of a batch that was measured at least three times is the median
-    of its measurements. Other costs are predicted with three non-negative coefficients. They are fitted to the medians
-    of the batches measured at least three times, or of all batches if no batch was measured that often, by minimizing
-    the sum of the squared relative errors. If all measurements have the same number of tokens per sample, attention
-    keeps its default share of the non-constant cost.
+    of its measurements. Other costs are predicted with three non-negative coefficients, which minimize the sum of the
+    squared relative errors. The fit uses the medians of the batches that were measured at least three times, or of all
+    batches if no batch was measured that often. If all measurements have the same number of tokens per sample,
+    attention keeps its default share of the non-constant cost.
 
     model: see `default_costs`.
 
@@ -310,4 +310,4 @@ def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, 
             f"bucket {bucket_id!r} is not in the cost table, which contains {known or 'no buckets'}; create the table "
             "for all buckets of the dataset (loader.buckets)"
         )
-    require_integer(f"cost table batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)
+    require_integer(f"cost table batch size for {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)

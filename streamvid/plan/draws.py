@@ -40,8 +40,8 @@ class DrawSet:
     """One bucket's view of a draw set, which is a set of clips that are stored in several buckets.
 
     name: hash of the set's name, the same in all of its buckets.
-    weights: probabilities of the buckets, in units of 1 / UNIT. UNIT minus their sum is the probability, in the same
-        units, that a clip is not drawn for any bucket.
+    weights: probabilities of the buckets, in units of 1 / UNIT. UNIT minus the sum of the weights is the
+        probability, in the same units, that a clip is not drawn for any bucket.
     member: index of this bucket in `weights`.
     shards: ascending indices of the set's shards in the bucket, with shape (m,).
     """
@@ -85,9 +85,8 @@ def draw_sets(
                 found.setdefault(bucket_id, []).append(DrawSet(hash_text(one.name), weights, member, shards))
         if len(sizes) > 1:
             raise IntegrityError(
-                f"draw set {one.name}: its buckets have different numbers of samples, because the filter selects "
-                "only some copies of a clip, or the index is damaged; change the filter (where=), or copy the dataset "
-                "again"
+                f"draw set {one.name}: its buckets have different numbers of samples. Either the filter selects only "
+                "some copies of a clip, or the index is damaged; change the filter (where=), or copy the dataset again"
             )
     return found
 
@@ -216,9 +215,9 @@ def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 def _labels_of(
     base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
 ) -> list[Int64Array]:
-    """Return the label counts for stretches of a pass that has `total` slots and starts at `base`.
+    """Return how often each label occurs in each stretch of a pass that has `total` slots and starts at slot `base`.
 
-    A stretch that reaches the end of the pass continues at the start of the pass.
+    A stretch that reaches the end of the pass continues at its start.
     """
     direct = np.minimum(sizes, total - firsts)
     ends, starts, rest = (_labels_after(base, slots, weights) for slots in (firsts + direct, firsts, sizes - direct))

@@ -298,9 +298,10 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Return the units from each bucket in the first `num_steps` steps, and the fillers that complete these steps.
+        """Return (units, fillers) for the first `num_steps` steps.
 
-        The result is (bucket id → number of units, list of (bucket, number of filler units)).
+        units: bucket id → number of units in these steps.
+        fillers: (bucket, number of filler units) for each bucket that completes a step with fillers.
         """
         mixed = min(num_steps, self._num_mixed)
         per_lane = self._order.counts(mixed).tolist() if self._lanes else []
@@ -361,7 +362,7 @@ def _report(span: BucketSpan, delivered: int, fillers: int) -> BucketReport:
 def _classes(
     counts: Mapping[str, object], options: PlanOptions, costs: Mapping[str, int] | None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Return (bucket id → cost class, bucket id → key of the bucket's first step in epoch 0).
+    """Return two mappings from bucket ids: to cost classes, and to the key of the bucket's first step in epoch 0.
 
     A mapping that the options do not need is empty.
     """

@@ -54,7 +54,7 @@ class Lane:
 
     @property
     def filler(self) -> int:
-        """Index of the bucket with the most samples, whose samples are repeated to pad the last step."""
+        """Index of the bucket with the most samples. Samples from this bucket are repeated to pad the last step."""
         return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
 
     def track(self, first_keys: Mapping[str, float]) -> Track:
@@ -77,7 +77,10 @@ class Lane:
         return Track(hash_text(name), num_steps, offset, stride, max(1.0, length), first_id, id_stride, first_key)
 
     def units(self, steps: Int64Array, ranks: range) -> tuple[Units, Int64Array]:
-        """Return (flattened units of `ranks` in consecutive steps, number of samples per step over all ranks)."""
+        """Return the units of `ranks` in consecutive steps, and the number of samples per step over all ranks.
+
+        The arrays of units are flat.
+        """
         sizes = np.array([span.batch_size for span in self.spans])
         first, last = steps[:1] * self.num_ranks, steps[-1:] * self.num_ranks + self.num_ranks
         if self.num_ranks <= _FEW_RANKS * len(self.spans):
@@ -92,7 +95,7 @@ class Lane:
         return self._stretches(starts + ranks.start, starts + ranks.stop), np.diff(taken)
 
     def _stretches(self, starts: Int64Array, stops: Int64Array) -> Units:
-        """Return units [starts[i], stops[i]) of the lane's order for each i, concatenated."""
+        """Return the units [starts[i], stops[i]) in the lane's order, concatenated over all i."""
         last = self.num_units
         numbers, units = self._order.stretches(np.minimum(starts, last), np.minimum(stops, last))
         extra = np.arange(max(starts[-1], last), stops[-1]) - last  # only the very last step has fillers

@@ -1,4 +1,4 @@
-"""Stream of one bucket's samples from several datasets, each with the same share in every stretch of an epoch.
+"""Stream of one bucket's samples from several datasets. A dataset has the same share in every stretch of an epoch.
 
 Dataset i has n_i samples in the bucket and is repeated r_i times per epoch. The dataset's own stream (stream.py) is
 endless. Epoch e uses its m_i samples [b_i(e), b_i(e + 1)), where b_i(e) is e * r_i * n_i rounded. The bucket's stream
@@ -136,11 +136,11 @@ class MixedStream:
         return len(self._streams) > 1
 
     def member_of(self, ordinals: Int64Array) -> Int64Array:
-        """Return the index of each sample's dataset among the datasets with this bucket, shaped like `ordinals`."""
+        """Return each sample's dataset, as an index among the datasets that contain this bucket."""
         return np.searchsorted(self._firsts, ordinals, side="right") - 1
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return (source indices, shard indices in the bucket, sample indices in the shard), shaped like `ordinals`."""
+        """Return three arrays shaped like `ordinals`: source indices, shard indices and sample indices in the shard."""
         if len(self._streams) == 1:
             shards, indices = self._streams[0].locate(ordinals)
             return np.full_like(shards, self._numbers[0]), shards, indices
@@ -152,14 +152,14 @@ class MixedStream:
         return np.asarray(self._numbers, np.int64)[members], shards, indices
 
     def split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return two arrays parallel to `positions`: datasets as in `member_of`, and positions in their streams."""
+        """Return the dataset index (see `member_of`) for each position, and the position in that dataset's stream."""
         if len(self._streams) == 1 or not positions.size:
             return np.zeros_like(positions), positions
         members, places = self._split(positions.ravel())
         return members.reshape(positions.shape), places.reshape(positions.shape)
 
     def members(self, members: Int64Array) -> Iterator[tuple[Any, BucketStream, int]]:
-        """Yield (selection in `members`, stream, first ordinal) for each dataset that occurs in `members`."""
+        """Yield (index into `members`, stream, first ordinal) for each dataset that occurs in `members`."""
         if len(self._streams) == 1:
             yield ..., self._streams[0], 0
             return
@@ -207,10 +207,10 @@ class MixedStream:
 
 
 def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64Array, Int64Array, Int64Array]]:
-    """Return (ordinals, passes, datasets as in `member_of`) for each stream, all shaped like its positions.
+    """Return (ordinals, passes, dataset indices) for each stream, as arrays shaped like the stream's positions.
 
-    Ordinals count all samples of the bucket, dataset by dataset, in manifest order. Many streams are resolved together,
-    because the overhead of one call exceeds the cost of a few samples.
+    Dataset indices are as in `member_of`. Ordinals count all samples in the bucket, dataset by dataset, in manifest
+    order. Many streams are resolved together, because the overhead of one call exceeds the cost of a few samples.
     """
     split = [stream.split(positions) for stream, positions in asked]
     parts = [list(stream.members(members)) for (stream, _), (members, _) in zip(asked, split, strict=True)]

@@ -70,5 +70,5 @@ class PlanOptions:
         return TAIL_RULES[self.tail]
 
     def order_key(self) -> dict[str, int | str]:
-        """Return the options that determine the meaning of a position. A state is valid for plans with the same key."""
+        """Return the options that determine the order. A saved state is valid only if they do not change."""
         return {"seed": self.seed, "shuffle": self.shuffle, "window": self.window}

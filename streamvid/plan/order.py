@@ -67,7 +67,7 @@ class EpochOrder:
         self._corners, self._linear_sums = _linear_sums(self._offsets, ends, self._strides, self._lengths)
 
     def steps(self, start: int, stop: int) -> tuple[Int64Array, Int64Array]:
-        """Return (tracks, step indices in the tracks) of steps [start, stop), for 0 <= start <= stop <= num_steps."""
+        """Return (tracks, step indices in the tracks) for steps [start, stop), with 0 <= start <= stop <= num_steps."""
         return self.stretches(np.array([start]), np.array([stop]))
 
     def stretches(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -91,10 +91,11 @@ class EpochOrder:
         return counts
 
     def _around(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """Return (lower bounds on each track's number of steps before each stretch, stretches, tracks, indices).
+        """Return (lower, stretches, tracks, indices).
 
-        The last three arrays are parallel. For each stretch, they list its steps and the steps before it that the lower
-        bounds do not count.
+        lower: lower bound on the number of each track's steps before each stretch, with shape (stretches, num_tracks).
+        stretches, tracks, indices: parallel arrays with the steps in each stretch, preceded by the earlier steps that
+            `lower` does not count.
         """
         lower, upper = self._bounds(starts, -1), self._bounds(stops, 1)
         widths = (upper - lower).ravel()
@@ -115,7 +116,10 @@ class EpochOrder:
         return np.clip(counts, 0, self._num_steps)
 
     def _linear(self, keys: Float64Array) -> Float64Array:
-        """Return each track's number of steps below each key, off by at most one, with shape (keys, num_tracks)."""
+        """Return the number of each track's steps below each key, with shape (keys, num_tracks).
+
+        Each number is an estimate with an error of at most one.
+        """
         counts: Float64Array = (keys[:, None] * self._lengths - self._offsets) / self._strides
         return np.clip(counts, 0, self._num_steps)
 
@@ -135,7 +139,7 @@ class EpochOrder:
 def _linear_sums(
     offsets: Int64Array, ends: Int64Array, strides: Int64Array, lengths: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
-    """Return (ascending keys at which a track begins or ends, sum of `_linear` over all tracks at each key).
+    """Return the ascending keys at which a track begins or ends, and the sum of `_linear` over all tracks at each key.
 
     Between these keys, the sum is linear. At each key, the slope of the sum changes by the slope of one track, so
     memory and time do not grow with the square of the number of tracks. Rounding errors are far below the margin of

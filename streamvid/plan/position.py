@@ -29,13 +29,13 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Position of a run: an epoch and a position in the endless stream of each bucket, equal on all ranks.
+    """Position of a run, the same on all ranks: an epoch, and a position in the endless stream of each bucket.
 
     positions: bucket id → number of samples delivered since the stream began, over all passes. A bucket without an
         entry is at the start of the epoch's own samples.
     phase: number of steps done in an incomplete group of `accumulate` steps.
     step: number of steps done in the epoch, including steps before a resume.
-    carried: bucket id → position in the previous versions of the datasets, from which samples are still carried over;
+    carried: bucket id → position of the first sample that is still carried over from the datasets' previous versions;
         see `versions/`. Empty unless a version changed at the start of this epoch.
     Raises StateError for values that no plan produces.
     """

@@ -37,8 +37,8 @@ class Step:
     sources: int64, index of the dataset.
     shards: int64, index of the shard within the dataset's bucket, in manifest order.
     indices: int64, index of the sample in the shard.
-    visits: int64, number of the pass over the bucket, from 0; negative for repeats. No visit occurs twice for a sample
-        of a dataset, except for repeats of "pad" if costs change within an epoch.
+    visits: int64, number of the pass over the bucket, from 0; negative for repeats. No sample has the same
+        visit number twice, except for repeats with tail="pad" if costs change within an epoch.
     is_repeat: bool, True for a repeat that the tail policy adds.
     num_step_samples: total number of samples over all ranks.
     """
@@ -79,10 +79,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FinalStep:
-    """Final step of one bucket: a remainder with "shrink" or "uneven", or repeats that complete a group of steps.
+    """Final step of one bucket: a remainder (tail="shrink" or "uneven"), or repeats that complete a group of steps.
 
-    visits_from: start of the range of visit numbers for repeats. It is TAIL for a remainder, and FILL_GROUP or more for
-        repeats that complete a group.
+    visits_from: start of the range of visit numbers for repeats. It is TAIL for a remainder, and at least FILL_GROUP
+        for repeats that complete a group.
     """
 
     span: BucketSpan
@@ -105,9 +105,10 @@ class FinalStep:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Positions in one bucket, in rows. Each row is sorted in stretches; then the slice `mine` of the row is selected.
+    """Positions in one bucket, one row per step or batch. Each row is sorted in stretches before `mine` is selected.
 
     positions: positions in the bucket's stream, with shape (rows, samples).
+    mine: slice of each row.
     places: indices of the selected samples among all samples in the draft.
     visits_from: start of the range of visit numbers for repeats.
     """
@@ -199,9 +200,9 @@ def _stretches(first: int, last: int, total: int, locality: int) -> tuple[int, i
 
 
 def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: int) -> Int64Array:
-    """Return the sources, shards, indices and visits of the samples in `mine`, with shape (4, rows, samples).
+    """Return the sources, shards, indices and visits of the selected samples, with shape (4, rows, samples).
 
-    Every stretch is sorted before `mine` is applied.
+    Every stretch is sorted before the slice `draw.mine` is selected.
     """
     mine, rows = draw.mine, np.arange(len(ordinals))[:, None]
     if locality > 1:

@@ -179,7 +179,10 @@ def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64A
 
 
 def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]]) -> list[IntArray]:
-    """Return the places of each part, permuted within their windows, which are given as (start, size, key)."""
+    """Return the places of each part, permuted within their windows.
+
+    A part consists of four arrays: places, and the start, size and key of each place's window.
+    """
     offsets = np.concatenate([(places - starts).ravel() for places, starts, _, _ in parts])
     sizes, keys = (np.concatenate([part[column].ravel() for part in parts]) for column in (2, 3))
     moved = np.split(permute(offsets, sizes, keys), np.cumsum([part[0].size for part in parts])[:-1])

@@ -209,9 +209,10 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the indices (first packet to decode, last packet to decode, packets of the frames `numbers`).
+        """Return the indices of the first and last packets to decode, and of the packets of the frames `numbers`.
 
-        The indices in the third value are relative to the first packet to decode."""
+        The indices in the third item are relative to the first packet to decode.
+        """
         keys = self.facts.keys
         if self.facts.is_sequential:
             first = int(keys[bisect_right(keys, int(numbers[0])) - 1])
@@ -309,7 +310,7 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
 
 
 class _Places:
-    """Offsets, in the file `data`, of the packets passed to `add`."""
+    """Recorder for the offsets, in the file `data`, of the packets passed to `add`."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._offsets, self._are_stored = data, list[int](), True

@@ -68,7 +68,7 @@ class PacketTable:
         return tuple(number for number, ordinal in enumerate(self.ordinals) if ordinal in key_ordinals)
 
     def decode_starts(self, first_frame: int, last_frame: int) -> list[tuple[int, int]]:
-        """Return (timestamp, ordinal) of up to two key packets from which these frames can be decoded, best first.
+        """Return (timestamp, ordinal) for up to two key packets from which these frames can be decoded, best first.
 
         The second packet precedes the first. It is needed only if decoding cannot start at the first.
         """

@@ -130,7 +130,7 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
 
 
 def declare_x264(decoder: VideoCodecContext, core: int) -> None:
-    """Declare to an H.264 decoder which version of x264 wrote the stream. core: the version; 0 has no effect."""
+    """Declare to an H.264 decoder that version `core` of x264 wrote the stream. If `core` is 0, do nothing."""
     from av.packet import Packet
 
     if not core:

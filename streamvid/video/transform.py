@@ -169,7 +169,7 @@ class Transform:
 
     @property
     def ffmpeg_filter(self) -> str:
-        """The exact conversion as a filter for the ffmpeg program (7.1 or newer), for comparison with a tensor.
+        """Filter for the exact conversion by the ffmpeg program (7.1 or newer), for comparison with a tensor.
 
         `ffmpeg -noautorotate -i FILE -fps_mode passthrough -vf FILTER -f rawvideo -pix_fmt rgb24 OUT` writes bytes in
         the order (frame, height, width, RGB).

@@ -177,7 +177,7 @@ def test_a_step_can_be_had_exactly_if_it_is_no_shorter_than_the_shortest(
 
 def test_obstacles_are_cores_store_and_main_process() -> None:
     assert (
-        "need" in need(num_local_ranks=64).obstacles[0]
+        "num_local_ranks=64" in need(num_local_ranks=64).obstacles[0]
         and "only 8 are available" in need(num_local_ranks=64).obstacles[0]
     )
     (store,) = need(passes=[replace(FAST, num_samples=3), FAST]).obstacles
@@ -196,4 +196,4 @@ def test_warnings_name_few_batches_bad_samples_and_buckets_that_did_not_come() -
     assert warnings_of([run_of()], [FAST, FAST], SIZES) == ()
     rough, bad = run_of(2, num_steps=3, num_substituted=2), replace(FAST, num_bad=5)
     text = "\n".join(warnings_of([run_of(), rough], [bad, FAST], [*SIZES, "rare"]))
-    assert "5 of 10000 samples" in text and "2 bad samples" in text and "rare" in text and "with 2 worker(s)" in text
+    assert "5 of 10000 samples" in text and "2 bad samples" in text and "rare" in text and "with num_workers=2" in text

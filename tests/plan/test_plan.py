@@ -191,8 +191,8 @@ def test_no_step_at_all_is_an_error_with_remedies(tail: Any) -> None:
     with pytest.raises(PlanError) as error:
         plan.check()
     message = str(error.value)
-    assert "a has 3 sample(s), but a step needs 8 (4 rank(s) x batch_size 2)" in message
-    assert "b has 0 sample(s)" in message
+    assert "a has 3 of the 8 samples that a step needs (num_ranks=4 times batch_size=2)" in message
+    assert "b has 0 of the 4 samples" in message
     assert "smaller batch_size, fewer ranks, tail='pad'" in message
     assert ("at least 3 epochs" in message) == (tail == "carry")
     assert [line.bucket_id for line in plan.starved] == ["a", "b"]

@@ -14,7 +14,7 @@ from streamvid.plan.versions.leftovers import Leftovers
 
 
 class ContinuedPlan:
-    """Plan for an epoch that begins with leftovers from an earlier version.
+    """Plan for an epoch that begins with leftovers from an earlier version of the datasets.
 
     The class has the methods of `EpochPlan` that loaders use.
 
@@ -30,7 +30,7 @@ class ContinuedPlan:
         self.options, self.num_ranks = plan.options, plan.num_ranks
 
     def at(self, cursor: Cursor) -> EpochPlan:
-        """Return the new version's plan at another cursor, without leftovers."""
+        """Return a plan for the datasets' new version at another cursor, without leftovers."""
         return self._plan.at(cursor)
 
     @property
@@ -49,12 +49,12 @@ class ContinuedPlan:
         return max(0, first) + self._plan.num_batches_left(rank, later)
 
     def num_steps_through(self, num_epochs: int) -> int:
-        """Return the total number of steps in the first `num_epochs` epochs, if all of them used the new version."""
+        """Return the number of steps that the first `num_epochs` epochs would have if they all used the new version."""
         return self._plan.num_steps_through(num_epochs)
 
     @property
     def starved(self) -> tuple[BucketReport, ...]:
-        """Reports on the buckets for which the new version has no step in the whole epoch."""
+        """Reports on the buckets that have no step in the whole epoch with the datasets' new version."""
         return self._plan.starved
 
     def report(self) -> tuple[BucketReport, ...]:
@@ -96,11 +96,11 @@ class ContinuedPlan:
         return self._plan.next_epoch()
 
     def start_of(self, bucket_id: str) -> int:
-        """Return the position at which the epoch's own samples begin in a bucket of the new version."""
+        """Return the position at which the epoch's own samples begin in a bucket in the new version of the datasets."""
         return self._plan.start_of(bucket_id)
 
     def end_of(self, bucket_id: str) -> int:
-        """Return the position at which the epoch ends in a bucket of the new version."""
+        """Return the position at which the epoch ends in a bucket in the new version of the datasets."""
         return self._plan.end_of(bucket_id)
 
 

@@ -54,7 +54,7 @@ class _LeftoverStep:
 
     Sample numbers past the bucket's last sample wrap around to the first samples, which are repeats.
 
-    visits_from: start of the range of visit numbers for repeats; TAIL, or more in a step that contains only repeats.
+    visits_from: start of the range of visit numbers for repeats. It is above TAIL in a step that contains only repeats.
     """
 
     rest: _Rest
@@ -81,9 +81,9 @@ class _LeftoverStep:
 
 
 class Leftovers:
-    """Steps, for all ranks, that deliver the few samples carried over from the previous epoch.
+    """Steps that deliver, on all ranks, the few samples carried over from the previous epoch.
 
-    plan: plan for the previous epoch, in the previous version.
+    plan: plan for the previous epoch, with the previous version of the datasets.
     carried: bucket id → position of the first carried sample in that version.
     phase: number of steps done in an incomplete group of `accumulate` steps. Repeats complete the last group.
     is_kept: function that returns which samples the new version still contains.
@@ -108,7 +108,7 @@ class Leftovers:
         self._steps = [*real, *self._fillers(len(real), phase)]
 
     def _rest(self, bucket_id: str, start: int, end: int) -> _Rest:
-        """Return the samples in a range of positions, except samples that the new version no longer contains."""
+        """Return the samples in a range of positions, except samples that are no longer in the datasets."""
         stream, positions = self._plan.stream(bucket_id), np.arange(start, end, dtype=np.int64)
         ((ordinals, visits, _),) = resolve([(stream, positions)])
         sources, shards, indices = stream.locate(ordinals)
@@ -172,7 +172,7 @@ class Leftovers:
         return found
 
     def report(self) -> Sequence[BucketReport]:
-        """Return one report for each bucket with steps."""
+        """Return one report for each bucket that has leftover steps."""
         found = []
         for name in dict.fromkeys(part.rest.bucket_id for part in self._steps):
             mine = [part for part in self._steps if part.rest.bucket_id == name]

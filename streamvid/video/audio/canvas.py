@@ -1,4 +1,4 @@
-"""Window of the timeline on which decoded pieces are drawn, and from which the delivered samples are computed.
+"""Canvas for a window of audio. Decoded pieces are drawn on it, and the delivered samples are computed from it.
 
 Times without audio stay silent. Where pieces overlap, the later piece replaces the earlier one.
 """
@@ -67,7 +67,7 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
 class _Layer:
     """Decoded samples that share one channel layout and sample rate.
 
-    The array has shape (channels, n), and its first sample is at position `start`. Pieces are drawn only within `span`.
+    `samples` has shape (channels, n), and its first sample is at position `start`. Pieces are drawn only within `span`.
     """
 
     layout: str

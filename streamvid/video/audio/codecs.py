@@ -1,4 +1,4 @@
-"""Audio codecs that may be decoded (SAFE-1), and how decoding of each can start in the middle of a stream."""
+"""Audio codecs that may be decoded (SAFE-1), and how to start decoding each of them in the middle of a stream."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _ESCAPE = 31  # object types such as xHE-AAC, whose packets depend on far earlie
 
 
 def preroll(codec: str, extradata: bytes, sample_rate: int) -> tuple[int, int]:
-    """Return how much to decode before the first wanted packet, as (number of samples, number of packets).
+    """Return (number of samples, number of packets) to decode before the first wanted packet.
 
     sample_rate: sample rate of the decoded samples, in Hz.
     """

@@ -53,7 +53,7 @@ def decode_audio_file(
         `own_zero`.
 
     Decoding ends 10 s after the window, so later packets that claim an earlier time are not found.
-    A file without audio, or without audio in the window, gives silence. Raises DecodeError if the audio does not decode
+    If the file has no audio in the window, `out` is silent. Raises DecodeError if the audio does not decode
     or is not allowed (the contents of `out` are then undefined), and ConfigError for an invalid `out`.
     """
     check_out(out, audio)

@@ -108,7 +108,7 @@ class AudioChain:
         self._sink = graph.add("abuffersink")
         every = [*filters, ("aformat", f"sample_fmts=flt:channel_layouts={out_layout or layout}")]
         nodes = [graph.add(name, options) for name, options in every]
-        with ffmpeg_errors(f"the audio's channels ({layout}) cannot be converted; re-encode with -ac 2"):
+        with ffmpeg_errors(f"the audio's channels ({layout}) cannot be converted; re-encode with ffmpeg -ac 2"):
             graph.link_nodes(self._source, *nodes, self._sink).configure()
         self._graph = graph
 

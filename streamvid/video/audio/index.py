@@ -161,8 +161,8 @@ def _segment_edges(offsets: Int64s, sizes: Int64s) -> Int64s:
 def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], None] | None = None) -> AudioIndex | None:
     """Return an index of a clip's audio packets, or None if there is no audio or decoding requires the container.
 
-    The container is required for packets that are not stored whole and unchanged in the file (transport streams), for
-    codecs whose decoders need more data from the container, and if the sample rate or the codec header changes.
+    The container is required if packets are not stored whole and unchanged in the file (transport streams), if the
+    decoder needs more data from the container, or if the sample rate or the codec header changes.
     All audio is decoded once, because only decoding shows how many samples each packet contains.
 
     see: function that is called with each decoded piece (such as `FactsMeasure.add`), even if the result is None.
@@ -191,7 +191,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
 
 
 class _PieceNumbers:
-    """Positions and sample counts of all pieces. The samples are not kept."""
+    """Recorder for the position and the number of samples of each piece. The samples themselves are not kept."""
 
     def __init__(self) -> None:
         self.packets, self.positions, self.heads, self.counts = (array("q") for _ in range(4))
@@ -211,7 +211,7 @@ class _PieceNumbers:
 
 
 class _StoredPackets:
-    """Offsets (in the file `data`) and sizes of the packets that pass through `watch`."""
+    """Recorder for the sizes of the packets that pass through `watch`, and for their offsets in the file `data`."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self.are_stored = data, True

@@ -105,7 +105,7 @@ class _Positions:
         return self._next is None
 
     def place(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
-        """Return the position of the first sample in `frame`. following: the frames after `frame`."""
+        """Return the position of the first sample in `frame`. `following` contains the next frames."""
         if frame.rate != self._rate:
             self._change_rate(frame.rate)
         position = self._next

@@ -1,4 +1,4 @@
-"""Resampling by libswresample, independent of where a window begins, and stretching in time.
+"""Resampling with libswresample, independent of where a window begins, and time stretching.
 
 The library's first output sample coincides with its first input sample. Input that starts at a multiple of
 in_rate / gcd(in_rate, out_rate) therefore keeps the phase of the global grid, and every output sample is the same sum.

@@ -117,7 +117,7 @@ def _decoded_frames(
 
 
 def _num_declared(stream: AudioStream, last: Packet[AudioStream], rate: int) -> int:
-    """Return how many samples of an MP4 file's last packet precede the padding."""
+    """Return the number of samples before the padding in the last packet of an MP4 file."""
     ticks = last.duration or 1 << 40
     # The duration of an edit list has ticks of its own, which must not cut samples that are exact.
     is_padded = stream.codec_context.codec.canonical_name not in EXACT_CODECS

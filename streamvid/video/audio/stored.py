@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from av.audio.layout import AudioLayout
     from av.packet import Packet
 
-_DAMAGED = "the data is damaged: an audio packet cannot be decoded to the expected samples"
+_DAMAGED = "the data is damaged: an audio packet does not decode to the expected samples"
 _MAX_RUN = 1 << 12  # samples, which stay in the processor's caches
 _MAX_USUAL = 1 << 16  # samples of a frame of any number of channels that is within all limits
 
@@ -31,7 +31,7 @@ def decode_audio_packets(
     """Decode the packets from `AudioIndex.window` into `out`, a float32 array of shape (channels, samples).
 
     packets: the field `packets` of an AudioPackets object.
-    data: the clip's bytes in the byte range that this object specifies.
+    data: the clip's bytes in the byte range that the AudioPackets object specifies.
     first_sample: position of the window's first sample, as passed to `window`.
 
     The result depends only on the arguments. Some decoders replace noise with random numbers, and continue the random
@@ -106,7 +106,7 @@ class _Run:
             self.draw()
 
     def _change_form(self, frames: list[AudioFrame]) -> None:
-        """Check that all frames of a packet have the same layout and sample format, and begin a run for them."""
+        """Check that all frames from a packet have the same layout and sample format, and begin a run of this form."""
         self.draw()
         check_frames(frames)
         self._fifo, self._layout, self._form = self._new_fifo(), frames[0].layout, frames[0].format.name

@@ -15,7 +15,7 @@ class Bits:
         self._data, self._at = bytes(data[:max_bytes]) + b"\xff" * _HEAD_BYTES, 0
 
     def take(self, *sizes: int) -> list[int]:
-        """Read consecutive unsigned numbers, and return them. sizes: width of each number in bits."""
+        """Read consecutive unsigned numbers with the given sizes in bits, and return the numbers."""
         found = []
         for size in sizes:
             end = self._at + size

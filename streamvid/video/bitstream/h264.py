@@ -21,7 +21,7 @@ LAST_DEVIATING_CORE = 150
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Header of a packet that contains one field. frame_num: number shared by both fields of a frame."""
+    """Header of a packet that contains one field. Both fields of a frame have the same `frame_num`."""
 
     frame_num: int
     is_bottom: bool
@@ -172,7 +172,7 @@ def x264_core(packet: memoryview, header: bytes) -> int:
 
 
 def x264_message(core: int, header: bytes) -> bytes:
-    """Return a packet that contains only the version of x264. header: extradata, which determines the packet format."""
+    """Return a packet that contains only the version of x264. The extradata `header` determines the packet format."""
     text = _X264 + f"x264 - core {core}".encode() + b"\0"
     unit = bytes([_SEI, _USER_DATA, len(text)]) + text + b"\x80"
     size = _length_size(header)
@@ -180,7 +180,7 @@ def x264_message(core: int, header: bytes) -> bytes:
 
 
 def units(packet: memoryview, header: bytes) -> Iterator[memoryview]:
-    """Yield the NAL units of a packet. header: the decoder's extradata."""
+    """Yield the NAL units in a packet. `header` is the decoder's extradata."""
     return split_units(packet, _length_size(header))
 
 

@@ -157,7 +157,9 @@ def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[
 
 
 def decode_from(video: VideoFile, table: PacketTable, key: tuple[int, int], numbers: Sequence[int], take: Take) -> None:
-    """Decode the frames `numbers`, starting at a key packet. Call `take(frame, first index in numbers)` for each.
+    """Decode the frames `numbers`, starting at a key packet. Pass each frame and its first index to `take`.
+
+    The index is the frame's first place in `numbers`.
 
     Raises DecodeError if a frame does not decode or the file no longer matches `table`, and ProbeError if the file
     cannot be read.

@@ -69,8 +69,8 @@ def decode_window(
     if missing:
         slots = sorted(missing.values())
         names = _brief(slots if numbers is None else [numbers[slot] for slot in slots])
-        which = f"frame(s) {names}" if numbers is not None else f"the requested frame(s) at position(s) {names}"
-        raise DecodeError(f"the data is damaged or has wrong timestamps: {which} cannot be decoded")
+        which = f"frame numbers: {names}" if numbers is not None else f"positions in the request: {names}"
+        raise DecodeError(f"the data is damaged or has wrong timestamps: some frames cannot be decoded ({which})")
 
 
 def repeat_frames(out: NDArray[np.uint8], slots: Sequence[int]) -> None:

@@ -70,7 +70,7 @@ class AudioWindow:
         return any(is_present for _, is_present in self.blocks())
 
     def blocks(self) -> Iterator[tuple[Samples, bool]]:
-        """Yield (samples, has_audio) for each block. has_audio: True if the source has audio at any time in the block.
+        """Yield (samples, has_audio) for each block. `has_audio` is True if the source has any audio in the block.
 
         Raises ProbeError of kind "audio" if the audio does not decode.
         """

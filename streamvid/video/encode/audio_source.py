@@ -1,4 +1,4 @@
-"""Reading a long part of a file's audio in blocks, so that memory use does not grow with its length."""
+"""Reading a long part of a file's audio in blocks, so that memory use does not grow with the length of the part."""
 
 from __future__ import annotations
 

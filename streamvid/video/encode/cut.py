@@ -50,7 +50,8 @@ _DURATIONS = (
 class Cutter:
     """Cutter that extracts windows from an opened video. The packet table is read only once.
 
-    source: the opened file. has_audio: False to omit the audio.
+    source: the opened file.
+    has_audio: False to omit the audio.
     Raises ProbeError if the video is not supported; see `probe`.
     """
 
@@ -71,8 +72,8 @@ class Cutter:
         colors as in the source. The audio from the first frame to the end of the last is stored without loss as 16-bit
         FLAC or, in QuickTime files, as 16-bit PCM. The same video gives the same bytes.
 
-        The file is probed and its audio is compared before it is returned. verify: True to decode all of its frames as
-        well.
+        Before the file is returned, it is probed, and its audio is compared with the source's audio. If `verify` is
+        True, all of its frames are also decoded.
 
         Raises ProbeError if the packets cannot be stored so that exactly these frames are shown, and DecodeError if the
         source has fewer frames or, with `verify`, a frame does not decode.
@@ -197,7 +198,7 @@ class _Writer:
     def write(
         self, packet: Packet[VideoStream], time: int, decode_time: int, duration: int, *, is_key: bool, core: int
     ) -> None:
-        """Append a packet. core: version of x264 that decoders must know; 0 if not needed."""
+        """Append a packet. `core` is the version of x264 that decoders must know; 0 if they do not need it."""
         if core and not h264.x264_core(memoryview(packet), self._header):
             content = h264.x264_message(core, self._header) + bytes(packet)
             packet = cast("Packet[VideoStream]", type(packet)(len(content)))

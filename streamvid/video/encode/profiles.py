@@ -49,8 +49,8 @@ class Encoding:
     - crf: quality; lower values mean higher quality and larger clips. The allowed values are 1 to 51 for h264
       (default 18), 1 to 63 for av1 (default 24), and quantizers 2 to 31 for mjpeg (default 3). None selects the
       default, and is the only value allowed for ffv1.
-    - gop: number of frames from one key frame to the next, 1 to 600. No GOP refers to another. 0 selects the codec's
-      default: 16 for h264 and av1; 1 for mjpeg and ffv1, which allow no other value.
+    - gop: number of frames from one key frame to the next, 1 to 600. Each GOP can be decoded on its own. 0 selects the
+      codec's default: 16 for h264 and av1; 1 for mjpeg and ffv1, which allow no other value.
 
     After construction, `crf` and `gop` contain the values that are used. Raises ConfigError for invalid values.
     """

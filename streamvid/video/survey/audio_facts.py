@@ -87,7 +87,7 @@ def _pictures(video: VideoFile) -> PacketTable | None:
 
 
 class FactsMeasure:
-    """Meter that computes the AudioFacts of one stream from its pieces. codec: FFmpeg's name for the codec."""
+    """Meter that computes the AudioFacts for one stream from its pieces. `codec` is FFmpeg's name for the codec."""
 
     def __init__(self, codec: str) -> None:
         self._codec = codec
@@ -119,7 +119,7 @@ class FactsMeasure:
         self._loud.update(np.unique(places * _BLOCKS_PER_SECOND // rate).tolist())
 
     def finish(self, table: PacketTable | None) -> AudioFacts | None:
-        """Return the facts, or None if there were no samples. table: packet table of the video, if any."""
+        """Return the facts, or None if there were no samples. `table` is the packet table of the video, if any."""
         if self._format is None or self._meter is None:
             return None
         rate, _, channels = self._format
@@ -145,7 +145,7 @@ class FactsMeasure:
 
 
 def _num_clipped(loudness: Float32s) -> int:
-    """Return the number of values at full scale that are in a run of at least 3 such values.
+    """Return the number of full-scale values that occur in runs of at least 3.
 
     loudness: array of absolute values, with shape (channels, n).
     """

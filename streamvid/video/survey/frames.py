@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 class FrameView:
-    """Decoded frame, as passed to an observer. Valid only until `see` returns. number: frame number."""
+    """Decoded frame, as passed to an observer, and its frame number. Valid only until `see` returns."""
 
     def __init__(self, number: int, frame: VideoFrame, pictures: _Pictures) -> None:
         self.number = number

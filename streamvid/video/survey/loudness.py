@@ -22,7 +22,7 @@ _WEIGHTS = {"LFE": 0.0, "LFE2": 0.0, **dict.fromkeys(("BL", "BR", "BC", "SL", "S
 
 
 class LoudnessMeter:
-    """Loudness meter for samples of one format. layout: FFmpeg's name for the channel layout."""
+    """Loudness meter for samples of one format. `layout` is FFmpeg's name for the channel layout."""
 
     def __init__(self, sample_rate: int, layout: str) -> None:
         from av.audio.layout import AudioLayout
@@ -71,7 +71,7 @@ class LoudnessMeter:
 
 
 def _default_layout(layout: str) -> str:
-    """Return FFmpeg's default layout for channels without names, such as "2 channels"; other layouts stay unchanged."""
+    """Return `layout`, or FFmpeg's default layout if `layout` only states a number of channels ("2 channels")."""
     from av.audio.layout import AudioLayout
 
     try:
