@@ -112,14 +112,14 @@ class BucketConfig:
 
     buckets: tuple[Bucket, ...] = option(
         (),
-        help="Explicit buckets, such as '832x480@81,480x832@81'; for audio, such as '2s,5s'.",
+        help="Explicit buckets, such as '832x480@81,480x832@81', or '2s,5s' for audio.",
         metavar="WxH@F,...",
         group="",
     )
     opensora: OpenSoraConfig | None = None
     resolution: tuple[str, ...] = option((), help="Named resolutions.", metavar="LIST", group="", shown_default="256px")
     num_frames: tuple[int, ...] = option(
-        (), help="Frame counts; a count of 1 accepts images.", metavar="LIST", group="", shown_default="1,17,33"
+        (), help="Frame counts; include 1 to accept images.", metavar="LIST", group="", shown_default="1,17,33"
     )
     size: SizeRule = option(default_factory=SizeRule)
     ratios: Ratios = option(default_factory=Ratios)
@@ -150,7 +150,7 @@ class BucketConfig:
 
     @property
     def multiple(self) -> int:
-        """Number of pixels of which every side must be a multiple."""
+        """Number of pixels that every side must be a multiple of."""
         return self.ratios.multiple
 
     @property

@@ -22,12 +22,12 @@ class HostCosts:
     The defaults come from streamvid's own benchmarks (one core of a Zen 4 server, a store in the same region). They
     are not a measurement of your machine.
 
-    decode_ms: bucket id, WxH@F or glob → CPU milliseconds per sample.
+    decode_ms: maps a bucket id, WxH@F or glob to CPU milliseconds per sample.
     decode_ns_per_pixel: CPU nanoseconds per decoded pixel, for buckets without an entry in `decode_ms`.
     make_ns_per_pixel: CPU nanoseconds per delivered pixel for scaling and conversion to RGB, for the same buckets.
     sample_ms: additional CPU milliseconds per sample, for the same buckets.
     num_workers: number of decode workers per rank.
-    ranks_per_node: number of ranks per machine. They share its network link.
+    ranks_per_node: number of ranks on one machine, which share its network link.
     worker_bytes: memory per decode worker, in bytes.
     request_ms: milliseconds until the first byte of a response.
     requests_in_flight: number of concurrent requests per rank.
