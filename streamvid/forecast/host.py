@@ -78,7 +78,7 @@ class EpochTime:
 class Estimates:
     """Estimates for one epoch, based on HostCosts.
 
-    work: work of the busiest rank, assuming an object store.
+    work: work that the busiest rank does if the dataset is in an object store.
     read_share: bytes read per byte of stored clips.
     num_samples_looked_at: number of samples from which requests and bytes are extrapolated.
     """

@@ -265,7 +265,7 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class _SizedRows:
-    """Rows in a block that have a valid size and number of frames.
+    """Rows in a block that have a valid size and frame count.
 
     places: indices of these rows in the block.
     """
