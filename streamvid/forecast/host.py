@@ -23,9 +23,9 @@ class HostCosts:
     are not a measurement of your machine.
 
     decode_ms: maps a bucket id, WxH@F or glob to CPU milliseconds per sample.
-    decode_ns_per_pixel: CPU nanoseconds per decoded pixel, for buckets without an entry in `decode_ms`.
-    make_ns_per_pixel: CPU nanoseconds per delivered pixel for scaling and conversion to RGB, for the same buckets.
-    sample_ms: additional CPU milliseconds per sample, for the same buckets.
+    decode_ns_per_pixel, make_ns_per_pixel, sample_ms: CPU time for buckets without an entry in `decode_ms`, as
+        nanoseconds per decoded pixel, nanoseconds per delivered pixel (scaling and conversion to RGB), and
+        milliseconds per sample.
     num_workers: number of decode workers per rank.
     ranks_per_node: number of ranks on one machine, which share its network link.
     worker_bytes: memory per decode worker, in bytes.
