@@ -27,10 +27,10 @@ def batch_sizes(
     Pass exactly one of `batch_size` and `max_tokens_per_batch`.
     batch_size: one number for all buckets, a mapping whose keys are bucket ids, WxH@F or globs, or a configuration in
     Open-Sora format. In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" applies to all
-    other buckets. A configuration sets batch sizes by id; any other bucket gets the batch size set for its shape.
+    other buckets. With a configuration, a bucket gets the batch size set for its id or, failing that, for its shape.
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample). Tokens are counted for
         `model`; without a model, `bucket.tokens` is used.
-    others: additional buckets that keys of a mapping may match, such as buckets that are empty in a split.
+    others: additional buckets that the keys of a mapping may match, such as buckets that are empty in a split.
     Raises ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
     (other than "*") assign different sizes, and for a key without wildcards that matches no bucket.
     """

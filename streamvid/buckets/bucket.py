@@ -158,8 +158,8 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket for a name such as `832x480@81`, or an id such as `832x480-81f` or `256px-16f-16x9`.
 
     `2s` and `audio-2000ms` name the same audio bucket.
-    multiple: number of pixels of which every side must be a multiple. This number also affects the sizes of named
-    resolutions. Raises ConfigError if the name is invalid.
+    multiple: every side must be a multiple of this number of pixels. It also affects the sizes of named resolutions.
+    Raises ConfigError if the name is invalid.
     """
     text = text.strip()
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)
@@ -246,7 +246,7 @@ def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
     forms = {form: bucket.id for bucket in buckets for form in (bucket.size_at_frames, bucket.id)}
     near = dict.fromkeys(forms[form] for form in get_close_matches(pattern, forms, n=5, cutoff=0.3))
     shown = list(near)[:3] or names[:3]
-    return f"nearest of {len(names)} bucket(s): {', '.join(shown)}"
+    return f"nearest names (of {len(names)} in total): {', '.join(shown)}"
 
 
 def _refuse_triple(text: str, multiple: int) -> None:

@@ -106,7 +106,10 @@ class Candidates:
 
 
 def candidates(classes: Iterable[SizeClass], clip: Shape, policy: Policy) -> Iterator[Candidates]:
-    """Yield candidates in the order in which they are tried. `classes` must be sorted by area in descending order."""
+    """Yield the candidate buckets for a clip, in the order in which they are tried.
+
+    `classes` must be sorted by area in descending order.
+    """
     classes = tuple(classes)
     if policy.frames == "resolution-first" or clip.is_image:
         yield from _by_class(classes, clip, policy, None)
@@ -196,8 +199,8 @@ def size_class(
     """Build a size class from `buckets`.
 
     area: nominal area of the class in pixels; None to derive it from the resolution or the size of the buckets.
-    If several buckets differ only in their ratio, the bucket in `shared` represents all of them. New shapes are added
-    to `shared`.
+    shared: maps (resolution, shape) to the bucket that represents all buckets with this resolution and shape. This
+        function adds missing entries.
     """
     unit = lcm(*(nominal_ratio(bucket).denominator for bucket in buckets))
     by_size: dict[tuple[str | None, int, int], list[Bucket]] = {}
@@ -280,9 +283,10 @@ class Choices:
 
 
 def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
-    """Return the probability of each bucket, omitting buckets with probability 0.
+    """Return the probability with which a clip is assigned to each bucket, omitting buckets with probability 0.
 
-    Once the probabilities sum to 1, the remaining groups are ignored.
+    groups: candidates, in the order in which they are tried. Once the probabilities sum to 1, the remaining groups
+        are ignored.
     """
     found: dict[Bucket, Fraction] = {}
     arriving = Fraction(1)

@@ -94,7 +94,7 @@ class PresetInfo:
 
 @dataclass(frozen=True)
 class BucketConfig:
-    """Buckets, declared in one of five ways, and the rule that assigns clips to them.
+    """Buckets, and the rule that assigns clips to them. Use one of these options to declare the buckets:
 
     buckets: explicit buckets, as `Bucket` or as text ("832x480@81").
     opensora: buckets in Open-Sora format, with keep probabilities and batch sizes.
@@ -102,6 +102,7 @@ class BucketConfig:
         count.
     size: one size (height and width), or each clip's own size up to max_pixels; requires max_frames or num_frames.
 
+    Other options:
     ratios: rule that converts resolutions to sizes, and the divisor of every side.
     frame_rate: frame rate at which clips are read, and the rule that selects the frames.
     frame_rule: rule for every frame count except 1.
@@ -112,14 +113,14 @@ class BucketConfig:
 
     buckets: tuple[Bucket, ...] = option(
         (),
-        help="Explicit buckets, such as '832x480@81,480x832@81'; for audio, such as '2s,5s'.",
+        help="Explicit buckets, such as '832x480@81,480x832@81', or '2s,5s' for audio.",
         metavar="WxH@F,...",
         group="",
     )
     opensora: OpenSoraConfig | None = None
     resolution: tuple[str, ...] = option((), help="Named resolutions.", metavar="LIST", group="", shown_default="256px")
     num_frames: tuple[int, ...] = option(
-        (), help="Frame counts; a count of 1 accepts images.", metavar="LIST", group="", shown_default="1,17,33"
+        (), help="Frame counts; include 1 to accept images.", metavar="LIST", group="", shown_default="1,17,33"
     )
     size: SizeRule = option(default_factory=SizeRule)
     ratios: Ratios = option(default_factory=Ratios)
@@ -150,7 +151,7 @@ class BucketConfig:
 
     @property
     def multiple(self) -> int:
-        """Number of pixels of which every side must be a multiple."""
+        """Required divisor of every side, in pixels."""
         return self.ratios.multiple
 
     @property

@@ -51,7 +51,7 @@ class Policy:
 
     ratio: RatioPolicy = option(
         "nominal",
-        help="Choose the size with the nearest nominal aspect ratio, as Open-Sora does, or the size that crops least.",
+        help="Choose the size with the nearest nominal aspect ratio, as Open-Sora does, or with the least cropping.",
         flag="--ratio-policy",
     )
     frames: FramesPolicy = option(

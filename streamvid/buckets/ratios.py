@@ -43,7 +43,7 @@ class Ratios:
 
     multiple: int = option(
         DEFAULT_MULTIPLE,
-        help="Number of pixels of which every width and height is a multiple.",
+        help="Make every width and height a multiple of this number of pixels.",
         metavar="PX",
         minimum=1,
         maximum=MAX_MULTIPLE,

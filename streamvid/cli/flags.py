@@ -109,7 +109,7 @@ LOCATION = Location()
 
 
 class Flag(click.Option):
-    """Click option with a help group and with the path of its field in the option object."""
+    """Click option that also stores its help group and the path of its field in the option object."""
 
     def __init__(self, *args: Any, group: str | None = None, path: Sequence[str] = (), **attributes: Any) -> None:
         self.group = group

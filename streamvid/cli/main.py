@@ -30,7 +30,7 @@ _VERBS = {
     "export": "Convert trained weights to the file formats of other tools.",
     "extract": "Write single samples to files: the clip, the frames that the model gets, and the caption.",
     "ledger": "Verify and search the log of delivered samples.",
-    "merge": "Add the samples of other datasets to a dataset.",
+    "merge": "Add the samples from other datasets to a dataset.",
     "plan": "Show what a run would deliver before you rent a GPU.",
     "presets": "List the bucket configurations of known models, with sources.",
     "preview": "Show a dataset in the browser, as the model sees it.",

@@ -140,7 +140,7 @@ def _print_loads(loads: LoadSummary) -> None:
     click.echo(
         f"\ntokens per rank per step: {mark}{loads.tokens_mean:.0f} on average, {loads.tokens_min} to "
         f"{loads.tokens_max}; the busiest rank has {mark}{loads.imbalance_tokens:.3f} times the average "
-        f"(by predicted cost {mark}{loads.imbalance_costs:.3f})"
+        f"({mark}{loads.imbalance_costs:.3f} times by predicted cost)"
     )
     if loads.member_bytes_by_rank is not None:
         mark = "~" if loads.bytes_are_estimate else ""

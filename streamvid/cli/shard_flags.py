@@ -40,7 +40,7 @@ SHARD_FLAGS = sorted([*OPTION_FLAGS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GR
 def work_flags(dest: str, built: str) -> list[Flag]:
     """Return the flags that select an operation instead of setting a build option.
 
-    dest: how help texts name the argument for the dataset.
+    dest: name of the dataset argument in help texts, such as "DEST".
     built: past participle for help texts, such as "built".
     """
     return [
@@ -97,9 +97,10 @@ def run_work(work: Work, dest: str, *, as_json: bool, needs_samples: bool) -> in
 
 
 def submit_work(verb: str, dest: str, options: ShardOptions, num_cpus: int, *, as_json: bool) -> int:
-    """Submit one array of tasks per phase, and a job that seals the dataset.
+    """Submit one Slurm job array per phase, and a job that seals the dataset.
 
-    Raises DatasetError if the destination is in use."""
+    Raises DatasetError if the destination is in use.
+    """
     from streamvid.cli.slurm import submit_command
     from streamvid.cluster.slurm import SlurmJobs
     from streamvid.sharder.work.destination import find_destination

@@ -53,7 +53,7 @@ def take_buckets(given: Values) -> BucketConfig | None:
 
 
 def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
-    """Return the configuration from a preset or a file, with the rules in `tree` in place of the original rules."""
+    """Return the configuration from a preset or a file, with its rules overridden by the rules in `tree`."""
     if tree.get("ratios") == {"multiple": config.multiple}:
         del tree["ratios"]
     if "policy" in tree:
@@ -69,13 +69,12 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
 
 
 def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add storage flags to a command that copies.
+    """Add storage flags to a command that copies from one store to another.
 
     Unprefixed flags apply to both stores. Flags that begin with --source- or --dest- apply to one store.
 
     The command receives StorageOptions as `source_storage` and `dest_storage`. A profile cannot be combined with
-    anonymous access. If a store has its own flag for either of them, the unprefixed flags --profile and --anon
-    therefore do not apply to that store.
+    anonymous access. A prefixed --profile or --anon flag therefore overrides both unprefixed flags for its store.
     """
     both = flags_of(StorageOptions, group="Storage")
     source = flags_of(StorageOptions, group="Storage of SOURCE only", prefix="source-")

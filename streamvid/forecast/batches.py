@@ -135,11 +135,11 @@ def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ReadSample:
-    """Statistics about the reads for some of a rank's samples, used to estimate the reads for all of them.
+    """Read statistics measured on some of a rank's samples, used to estimate the reads for all samples.
 
     read_share: bytes read per byte of stored clips.
     requests_per_sample: object store requests per sample.
-    decoded: bucket id → mean number of frames that are decoded per sample.
+    decoded: maps each bucket id to the mean number of frames decoded per sample.
     """
 
     num_samples: int

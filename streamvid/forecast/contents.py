@@ -78,7 +78,7 @@ class DatasetContents:
 
     where: condition of the view, or None. Only samples that match the condition are counted.
     num_records: number of input rows.
-    rejections: rejected input rows, except those whose files became samples in a later version.
+    rejections: rejected input rows, except rows whose files became samples in a later version.
     stored_clips: (number of clips that are stored in several buckets, number of samples that contain these clips).
     with_audio: number of samples with audio; None if these samples were not counted, because the dataset has no
         pictures, has more than MAX_COUNTED_SHARDS shards, or does not record which samples have audio.
@@ -197,7 +197,10 @@ def contents_of(dataset: Dataset) -> DatasetContents:
 
 
 def _rejections(dataset: Dataset) -> Iterator[RejectedRow]:
-    """Yield the rejections, except for files that had no samples when they were rejected but have samples now."""
+    """Yield the rejected rows.
+
+    Rows are omitted if their file had no samples when it was rejected, but has samples in this version.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 

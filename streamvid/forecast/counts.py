@@ -90,7 +90,7 @@ def count_run(plan_of: Callable[[PlanOptions], EpochPlan], options: PlanOptions,
 
 
 def failure_of(plan: EpochPlan, num_epochs: int) -> PlanError | None:
-    """Return the error that a run with this plan would raise before its first step, or None if the run has a step."""
+    """Return the error that a run with this plan would raise before its first step, or None."""
     try:
         plan.check(num_epochs)
     except PlanError as error:

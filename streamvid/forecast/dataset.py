@@ -210,9 +210,10 @@ def _estimates(
 
 
 def decode_ms(scan: BucketScan, reads: ReadSample, costs: HostCosts) -> float:
-    """Return the CPU milliseconds per sample in a bucket.
+    """Return the CPU time per sample in a bucket, in milliseconds.
 
-    They are taken from the cost table, or estimated from the bucket's pixels."""
+    The time is taken from the cost table, or estimated from the bucket's pixels.
+    """
     bucket, named = scan.bucket, costs.decode_ms or {}
     key = key_of(bucket, named, "cost table decode_ms")
     if key is not None:

@@ -34,10 +34,10 @@ class FactsBlock:
     """Readable rows in one block of a metadata file.
 
     rows: row numbers, counted from 0, with shape (n,).
-    values: name in FACT_COLUMNS → float64 values with shape (n,), with NaN for missing values and for values that are
+    values: maps names in FACT_COLUMNS to float64 arrays with shape (n,). NaN marks missing values and values that are
         not numbers. Names without a column are omitted.
     sources: file names, with shape (n,); None if no column contains paths.
-    broken: row number → reason, for the unreadable rows in the block.
+    broken: maps the row number of each unreadable row in the block to the reason.
     num_captions: number of rows with a caption.
     """
 
@@ -57,10 +57,10 @@ class FactsBlock:
 class FactsFile:
     """One metadata file, or several Parquet files with the same columns.
 
-    columns: name in FACT_COLUMNS → column name in the file.
+    columns: maps names in FACT_COLUMNS to column names in the file.
     source_column: column that contains paths, if any.
     caption_column: column with one of the usual caption names, if any.
-    names: all columns.
+    names: names of all columns.
     """
 
     paths: tuple[Path, ...]
@@ -71,7 +71,7 @@ class FactsFile:
 
     @property
     def uses(self) -> dict[str, tuple[str, ...]]:
-        """Mapping from each use to its columns. The entry "ignored" lists the columns without a use."""
+        """Mapping from each use, such as "caption", to its columns. The key "ignored" lists the unused columns."""
         used = {"video": self.source_column, "caption": self.caption_column, **self.columns}
         found: dict[str, tuple[str, ...]] = {use: (column,) for use, column in used.items() if column is not None}
         ignored = tuple(name for name in self.names if name not in used.values())

@@ -35,7 +35,7 @@ class Histogram:
 
     name: index column or figure, such as "duration_seconds" or "user.motion".
     label: human-readable name, with the unit.
-    edges: bounds of the bins in ascending order, one more than the number of bins; empty if there are no values.
+    edges: bin edges in ascending order, one more than the number of bins; empty if there are no values.
     counts: number of values per bin.
     num_missing: number of samples without a value.
     """
@@ -135,14 +135,14 @@ _FIGURES: Mapping[str, _Figure] = {
 
 
 def figure_labels(dataset: Dataset) -> dict[str, str]:
-    """Map the name of each figure that `histograms_of` describes to the figure's label, without reading samples."""
+    """Return a mapping from name to label for all figures that `histograms_of` covers. No samples are read."""
     return {name: figure.label for name, figure in _figures(dataset).items()}
 
 
 def histograms_of(dataset: Dataset, max_samples: int = MAX_SCANNED_SAMPLES) -> Histograms:
     """Read the samples index, one row group per shard, and return histograms of the samples.
 
-    For a view, only the view's samples count. The function reads at most about `max_samples` samples, from at most
+    For a view, only the view's samples are read. The function reads at most about `max_samples` samples, from at most
     MAX_SCANNED_SHARDS shards that are spread evenly over the dataset.
     """
     figures, shards, chosen = _figures(dataset), dataset.shards, filter_of_view(dataset)
@@ -217,10 +217,10 @@ def _histogram(name: str, label: str, parts: list[npt.NDArray[np.float32]]) -> H
 
 
 def _edges(values: npt.NDArray[np.float32]) -> Floats:
-    """Return the bounds of the bins.
+    """Return the bin edges for a histogram of the values.
 
-    Integers in a small range get one bin each. Other values get bins of equal width, or bins whose bounds have a
-    constant ratio.
+    Integers in a small range get one bin each. Other values get bins of equal width, or bins whose edges are spaced by
+    a constant factor.
     """
     low, high = float(values.min()), float(values.max())
     if high - low < _NUM_BINS and not (values % 1).any():

@@ -22,12 +22,12 @@ class HostCosts:
     The defaults come from streamvid's own benchmarks (one core of a Zen 4 server, a store in the same region). They
     are not a measurement of your machine.
 
-    decode_ms: bucket id, WxH@F or glob → CPU milliseconds per sample.
-    decode_ns_per_pixel: CPU nanoseconds per decoded pixel, for buckets without an entry in `decode_ms`.
-    make_ns_per_pixel: CPU nanoseconds per delivered pixel for scaling and conversion to RGB, for the same buckets.
-    sample_ms: additional CPU milliseconds per sample, for the same buckets.
+    decode_ms: maps a bucket id, WxH@F or glob to CPU milliseconds per sample.
+    decode_ns_per_pixel, make_ns_per_pixel, sample_ms: CPU time for buckets without an entry in `decode_ms`, as
+        nanoseconds per decoded pixel, nanoseconds per delivered pixel (scaling and conversion to RGB), and
+        milliseconds per sample.
     num_workers: number of decode workers per rank.
-    ranks_per_node: number of ranks per machine. They share its network link.
+    ranks_per_node: number of ranks on one machine, which share its network link.
     worker_bytes: memory per decode worker, in bytes.
     request_ms: milliseconds until the first byte of a response.
     requests_in_flight: number of concurrent requests per rank.
@@ -78,7 +78,7 @@ class EpochTime:
 class Estimates:
     """Estimates for one epoch, based on HostCosts.
 
-    work: work of the busiest rank, assuming an object store.
+    work: work that the busiest rank does if the dataset is in an object store.
     read_share: bytes read per byte of stored clips.
     num_samples_looked_at: number of samples from which requests and bytes are extrapolated.
     """

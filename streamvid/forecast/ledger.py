@@ -39,7 +39,7 @@ _MAX_EPOCHS = 10_000  # between the end of a log and the position of the next at
 
 @dataclass(frozen=True, slots=True)
 class EpochTotals:
-    """Totals over the deliveries that count in one epoch. `num_samples` includes repeats and substitutes."""
+    """Totals for one epoch, without replaced deliveries. `num_samples` includes repeats and substitutes."""
 
     epoch: int
     num_samples: int = 0
@@ -51,7 +51,7 @@ class EpochTotals:
 class LedgerReport:
     """Result of verifying a ledger.
 
-    num_replaced: number of batches that do not count, because a later attempt delivered them again.
+    num_replaced: number of batches that are ignored, because a later attempt delivered them again.
     num_unrecorded: number of batches that a resumed run counts as delivered, but that are missing at the end of the
         log.
     differences: deliveries that differ from the plan, as text; at most 1,000.
@@ -101,10 +101,10 @@ class _Findings:
 
 
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
-    """Verify that the counted deliveries match the plan, and that each attempt begins where the previous attempt ended.
+    """Verify that the deliveries match the plan, and that each attempt begins where the previous attempt ended.
 
-    The start of an attempt is not verified if later attempts replace all of its deliveries, because the previous
-    attempt may have been replaced too. Memory does not grow with the ledger.
+    Deliveries that a later attempt replaced are ignored. If all deliveries from an attempt were replaced, its start
+    is not verified either. Memory use does not grow with the size of the ledger.
 
     datasets: the datasets of the run, in the order in which its loader received them.
     Raises SourceError if the ledger belongs to different datasets. Also raises the same errors as VideoLoader.
@@ -230,7 +230,7 @@ def _check_start(
 ) -> None:
     """Verify that an attempt began at a position that the earlier attempt reached, so that no sample is lost.
 
-    An attempt that uses different versions of the datasets must begin where an epoch of these versions begins.
+    If the two attempts use different dataset versions, the later attempt must begin where an epoch begins.
     """
     try:
         plan = _plan_of(selection, _last_start(earlier, attempt.start), attempt.start)
@@ -256,9 +256,9 @@ def _check_start(
 
 
 def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
-    """Return the position at which the epoch of `plan` begins with a later version.
+    """Return the starting position of the epoch in `plan` if the epoch uses a later dataset version.
 
-    Samples that the later version removed are omitted.
+    The position omits samples that the later version removed.
     """
     if later.earlier is None:  # no carried sample was left in the state from which the attempt resumed
         later = with_earlier(later, before)
@@ -266,9 +266,9 @@ def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
 
 
 def _last_start(attempt: Attempt, before: Position) -> Cursor:
-    """Return the last position before `before` at which an attempt began to use another version.
+    """Return the last position before `before` at which the attempt switched to another dataset version.
 
-    If two versions contain the same samples, changing from one to the other does not begin a new attempt.
+    A switch between two versions that contain the same samples does not begin a new attempt.
     """
     loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
     begun = [
@@ -285,8 +285,8 @@ def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPla
     plan = selection.plan(cursor)
     if position.epoch - cursor.epoch > _MAX_EPOCHS:
         raise StateError(
-            f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs after epoch {cursor.epoch}, so its plan is not "
-            "computed"
+            f"epoch {position.epoch} cannot be verified, because it is more than {_MAX_EPOCHS} epochs after epoch "
+            f"{cursor.epoch}"
         )
     while plan.cursor.epoch < position.epoch:
         plan = selection.plan(plan.next_epoch())
@@ -327,7 +327,7 @@ def _clipped(plan: AnyPlan, step: int) -> int:
 def _check_stretch(
     findings: _Findings, stretch: Stretch, batches: Iterator[LoggedBatch], selection: Selection, rows: IndexRows
 ) -> Position:
-    """Compare the deliveries in one loop with the plan. Return the position after the last delivery."""
+    """Compare the deliveries from one loop over the loader with the plan. Return the position after the last one."""
     where = f"rank {stretch.log.rank}, session {stretch.log.session.name}"
     reached = stretch.start
     try:

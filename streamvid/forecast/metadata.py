@@ -134,7 +134,7 @@ def _notes(found: AssignedRows, config: BucketConfig) -> tuple[str, ...]:
     if not found.has_bytes:
         notes.append("the metadata has no file sizes (num_bytes), so memory for clips read ahead is not counted")
     if config.assign == "all":
-        notes.append("--assign all stores a clip in each bucket that accepts it; counts are for the draws of one epoch")
+        notes.append("--assign all stores a clip in each bucket that accepts it; counts are for one epoch's draws")
     return tuple(notes)
 
 
@@ -142,7 +142,7 @@ def _why(found: AssignedRows) -> str:
     kinds = sorted(found.left_out.values(), key=lambda left: -left.num_rows)
     if not kinds:
         return "the metadata has no rows"
-    reasons = [f"{left.kind}: {left.num_rows} row(s), for example: {left.examples[0].reason}" for left in kinds]
+    reasons = [f"{left.kind}: rows: {left.num_rows}, for example: {left.examples[0].reason}" for left in kinds]
     return "; ".join([*reasons, "fix the metadata, or choose other buckets"])
 
 
@@ -168,7 +168,7 @@ class AssignedBucket:
     seconds: float = 0.0
 
     def shape(self) -> BucketShape:
-        """Return the means over the rows assigned to this bucket. Frames are counted at the requested frame rate."""
+        """Return statistics on the rows assigned to this bucket. Frames are counted at the requested frame rate."""
         count = max(1, self.drawn)
         return BucketShape(
             num_samples=self.drawn,
@@ -265,7 +265,7 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class _SizedRows:
-    """Rows in a block that have a valid size and number of frames.
+    """Rows in a block that have a valid size and frame count.
 
     places: indices of these rows in the block.
     """
@@ -313,7 +313,7 @@ class _SizedRows:
         )
 
     def codes(self, lengths: Int64Array) -> Int64Array:
-        """Return a code per row. Rows with equal codes have the same possible buckets with the same probabilities."""
+        """Return one code per row. Rows with equal codes have the same possible buckets and the same probabilities."""
         # An image is a row with one frame.
         reach = np.where(self.frames == 1, 0, np.searchsorted(lengths, self.reached, side="right") + 1)
         codes: Int64Array = (reach << (2 * _SIDE_BITS)) | (self.height << _SIDE_BITS) | self.width

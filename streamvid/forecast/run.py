@@ -78,7 +78,7 @@ class BucketShape:
 class DatasetFacts:
     """Facts about the sealed dataset for which a forecast was made.
 
-    num_shards: bucket id → number of shards that the run uses.
+    num_shards: maps each bucket id to the number of shards that the run uses.
     """
 
     plan_fingerprint: str
@@ -114,7 +114,7 @@ class LeftOut:
 class MetadataFacts:
     """Facts about the metadata for which a forecast was made.
 
-    columns: name of a fact → name of the column that contains it.
+    columns: maps each fact, such as width, to the name of the column that contains it.
     num_groups: number of groups of rows that have the same possible buckets.
     left_out: rows that are not assigned to a bucket, grouped by kind of reason, most frequent first.
     """
@@ -145,9 +145,9 @@ class RunForecast:
 
     about: facts about the source.
     input: description of how the source was interpreted.
-    shapes: bucket id → shape of the bucket; empty for a dataset without `details`.
-    details: loads, memory and time; None if they were not requested, or if the run has no step.
-    failure: error that the run would raise before its first step; None if the run has a step.
+    shapes: maps each bucket id to the shape of the bucket; empty for a dataset without `details`.
+    details: loads, memory and time; None if they were not requested, or if the run has no steps.
+    failure: error that the run would raise before its first step; None if the run has at least one step.
     """
 
     source: str

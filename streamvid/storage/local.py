@@ -56,7 +56,7 @@ class LocalStore(Store):
                     if done < len(buffer):
                         raise StorageError(
                             f"{self.url}: {path} ends at byte {offset + done}, but the read extends to byte "
-                            f"{offset + len(buffer)}; the file is truncated or has changed; copy the file again"
+                            f"{offset + len(buffer)}. The file is truncated or has changed; copy it again"
                         )
                 if version and _state(path, os.fstat(descriptor)).version != version:
                     raise StorageError(f"{self.url}: {path} changed while it was in use; run the command again")

@@ -20,7 +20,7 @@ _LEAST_PAUSE_SECONDS = 1.0  # between two reductions of the limit, so that a bur
 
 
 def shared_pool(options: StorageOptions) -> RequestPool:
-    """Return the pool that this process shares among all stores with the same options."""
+    """Return the request pool that all stores with the same options share in this process."""
     options = replace(options, cache_dir=None, cache_bytes=None)
     with _lock:
         return _pools.setdefault(options, RequestPool(options.max_requests, options.max_bytes_in_flight))
@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 class RequestPool:
     """Thread pool for up to `max_requests` concurrent requests.
 
-    SlowDown responses halve the limit, which then recovers.
+    A SlowDown response halves the limit, which then gradually recovers.
     """
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:

@@ -104,7 +104,8 @@ def test_matching() -> None:
     assert match_buckets("*@81", buckets) == (EXPLICIT,)
     assert match_buckets("336x192@16", buckets) == (NAMED,)
     assert match_buckets("*", buckets) == buckets
-    with pytest.raises(ConfigError, match=r"no bucket matches '832x480@80'; nearest of 3 bucket\(s\): .*832x480-81f"):
+    message = r"no bucket matches '832x480@80'; nearest names \(of 3 in total\): .*832x480-81f"
+    with pytest.raises(ConfigError, match=message):
         match_buckets("832x480@80", buckets)
     with pytest.raises(ConfigError, match="the list of buckets is empty"):
         match_buckets("*", ())

@@ -19,9 +19,9 @@ _MAX_FACTOR = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SampleRule:
-    """Rule for the number of audio samples in a window: k * factor + remainder, for a whole number k.
+    """Rule for the number of audio samples in a window: k * factor + remainder, where k is a whole number.
 
-    The number whose duration is closest to that of the frames is used; on a tie, the larger number is used.
+    The allowed number closest to the duration of the video frames is used; on a tie, the larger number is used.
     The rule `exact` (1k) allows every number. A rule such as `640k` ensures that a model's audio encoder returns a
     whole number of latents. Raises ConfigError for invalid values.
     """
@@ -67,7 +67,7 @@ def round_half_up(value: Fraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AudioPreset:
-    """Audio format on which a published model was trained.
+    """Audio format that was used to train a published model.
 
     source: origin of these values.
     """

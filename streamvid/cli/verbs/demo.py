@@ -47,7 +47,7 @@ def command(folder: str, steps: int | None, workers: int | None) -> int:
     corpus, dataset, run = root / "corpus", root / "dataset", root / "run"
     _headline("1. a corpus of real clips", corpus)
     _make_corpus(corpus)
-    _headline("2. shards, each of one bucket", dataset)
+    _headline("2. shards, with one bucket per shard", dataset)
     _shard(corpus, dataset)
     _headline("3. one epoch, as a training loop sees it", dataset)
     _stream(dataset, workers)

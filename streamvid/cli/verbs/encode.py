@@ -70,7 +70,7 @@ def command(
 
 
 def _submit(run: TrainConfig, cluster: ClusterOptions, *, as_json: bool) -> int:
-    """Submit one array of tasks. The task that finishes last seals the features."""
+    """Submit one Slurm job array. The task that finishes last seals the features."""
     from streamvid.cli.slurm import submit_command
     from streamvid.cluster.slurm import SlurmJobs
     from streamvid.storage import open_store

@@ -29,7 +29,7 @@ Alpha is stored where the format expects it, and otherwise multiplied into the w
 @click.argument("source", type=Location(exists=True))
 @click.option("--format", "format", required=True, type=click.Choice(get_args(LoraFormat)), help="Format to write.")
 @click.option(
-    "-o", "--output", required=True, type=Location(), help="File to write; for peft and full weights, a folder."
+    "-o", "--output", required=True, type=Location(), help="File to write, or a folder for peft and full weights."
 )
 @click.option(
     "--model",
@@ -62,7 +62,7 @@ def command(
             )
         num_layers = export_adapters(file, format, target, family or (None if base is None else family_of(base)))
         result: dict[str, object] = {"adapters": num_layers}
-        what = f"adapters of {num_layers} layers"
+        what = f"adapters for {num_layers} layers"
     else:
         if format != "diffusers":
             raise ConfigError(f"{names}: full weights cannot be written with --format {format}; use --format diffusers")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--view",
     multiple=True,
     metavar="NAME=VALUE",
-    help="View option of the loader, such as temporal=uniform or spatial=random_crop; repeatable.",
+    help="Loader view option, such as temporal=uniform or spatial=random_crop; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the file names as JSON.")
 @storage_flags

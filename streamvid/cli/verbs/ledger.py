@@ -56,7 +56,7 @@ def command() -> None:
 def check(folder: str, datasets: tuple[str, ...], as_json: bool, storage: StorageOptions) -> int:
     """Verify that the ledger in DIR matches the plan of the loader that wrote it.
 
-    Each epoch must have delivered every planned sample once, and nothing else.
+    In each epoch, the loader must have delivered every planned sample once, and nothing else.
     """
     from streamvid.dataset.versions.open import open_dataset
     from streamvid.forecast.ledger import check_ledger
@@ -70,7 +70,7 @@ def check(folder: str, datasets: tuple[str, ...], as_json: bool, storage: Storag
 
 def _print_check(report: LedgerReport) -> None:
     rows = [(one.epoch, one.num_samples, one.num_repeats, one.num_substituted) for one in report.epochs]
-    print_table(["epoch", "samples", "of them repeats", "of them substitutes"], rows)
+    print_table(["epoch", "samples", "repeats", "substitutes"], rows)
     click.echo("")
     for text in report.differences[:_MAX_SHOWN]:
         click.echo(printable(text))
@@ -91,7 +91,7 @@ def _print_check(report: LedgerReport) -> None:
 @command.command(cls=GroupedCommand, epilog=_SHOW)
 @click.argument("folders", type=_FOLDER, nargs=-1, required=True, metavar="DIR...")
 @click.option("--key", help="Show every delivery of the sample with this key.")
-@click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Count samples in the first N steps.")
+@click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Count deliveries in the first N steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def show(folders: tuple[str, ...], key: str | None, before_step: int | None, as_json: bool) -> None:
     """Show the runs in each DIR, the deliveries of one sample, or the samples that a model saw before a step."""

@@ -58,8 +58,8 @@ def command(
 
     if bool(keys) != samples or rejections + histograms + samples > 1:
         raise click.UsageError(
-            "pass --samples and KEYS together, as in `streamvid stats DATASET --samples KEY`, and at most one of "
-            "--samples, --rejections and --histograms"
+            "pass --samples and KEYS together, as in `streamvid stats DATASET --samples KEY`; --samples, --rejections "
+            "and --histograms cannot be combined"
         )
     opened = open_dataset(dataset, storage=storage)
     if samples:

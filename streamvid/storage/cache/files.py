@@ -276,10 +276,10 @@ class CacheFolder:
 
 
 def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-    """Return the files in eviction order: first the least recently used, shuffled, then the most recently used.
+    """Return the files in the order in which they are evicted.
 
-    The second group contains about a quarter of all files, and at least four files. storage/README.md
-    compares this order with LRU.
+    The least recently used files come first, in random order. The most recently used quarter, and at least four
+    files, comes last. storage/README.md compares this order with LRU.
     """
     ordered = sorted(files)
     older = max(0, len(ordered) - 4) * 3 // 4

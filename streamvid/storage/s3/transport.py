@@ -34,7 +34,7 @@ _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 class S3Transport(Transport):
     """Transport to one bucket. Create each transport in the process that uses it.
 
-    The transport connects at the first request.
+    The transport connects on the first request.
     """
 
     part_bytes = _PART_BYTES

@@ -43,7 +43,10 @@ _FLAGS = [flag for flag in SHARD_FLAGS if flag.path != ("work", "overwrite")]
 @click.argument("source", type=LOCATION, nargs=-1, metavar="SOURCE...")
 @add_flags([*_FLAGS, *work_flags("DATASET", "added")])
 def command(dataset: str, source: tuple[str, ...], as_json: bool, **given: Any) -> int:
-    """Add the videos from SOURCE to the sealed DATASET, and publish its next version. Both may be s3:// URLs."""
+    """Add the videos from SOURCE to the sealed DATASET, and publish its next version.
+
+    SOURCE and DATASET can be s3:// URLs.
+    """
     from streamvid.sharder.append import append_options, append_to, plan_append
 
     abandons, plans, shows_status = (given.pop(name) for name in ("abandon", "dry_run", "shows_status"))

@@ -24,9 +24,9 @@ Examples:
   streamvid compact ds/ --expire 30d
   streamvid compact ds/ --cache-dir /nvme/cache --cache-only  on every machine, after a takedown
 
-Tars that contain removed samples are rewritten without these samples, and the old tars are deleted, from earlier
-versions too. Shards below half of the target size are merged. Samples and their clips stay the same. If the command is
-interrupted, run it again."""
+Tars that contain removed samples are rewritten without these samples. The old tars are deleted, including tars from
+earlier versions. Shards below half of the target size are merged. Samples and their clips stay the same. If the
+command is interrupted, run it again."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)

@@ -1,4 +1,4 @@
-"""streamvid merge: add the samples of other datasets to a dataset."""
+"""streamvid merge: add the samples from other datasets to a dataset."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ be equal. Columns that a dataset lacks are empty for its samples. If the command
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(dataset: str, sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Add the samples in the sealed datasets SOURCES to DATASET."""
+    """Add the samples from the sealed datasets SOURCES to DATASET."""
     from streamvid.dataset.upkeep.merge import merge
 
     run_and_print(lambda progress: merge(dataset, *sources, progress=progress, **options), as_json, _print)

@@ -32,13 +32,13 @@ Their bytes remain stored until `streamvid compact` rewrites the tars. If the co
 @click.argument("dataset", type=LOCATION)
 @click.option("--keys", type=LOCATION, metavar="FILE", help="File that lists the samples to remove.")
 @click.option("--where", metavar="CONDITION", help="Remove the samples that match a condition.")
-@click.option("--source", metavar="PATTERN", help="Remove the samples whose source names match, such as 'studio-7/*'.")
+@click.option("--source", metavar="PATTERN", help="Remove samples by source name, with a glob such as 'studio-7/*'.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason to record in the version and in the report.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, without changing anything.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(dataset: str, as_json: bool, **options: Any) -> int:
-    """Remove samples from the sealed DATASET. The exit code is 1 if nothing is selected."""
+    """Remove samples from the sealed DATASET. The exit code is 1 if no sample is selected."""
     from streamvid.dataset.upkeep.remove import NOTHING_SELECTED, remove
 
     report = run_and_print(lambda progress: remove(dataset, progress=progress, **options), as_json, _print)
