@@ -43,8 +43,7 @@ def wrap(
 ) -> tuple[str, ...]:
     """Checkpoint the blocks of `module` that `config.blocks` selects. Return the dotted names of these blocks.
 
-    function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. It cannot be
-        combined with `config.offload`, because the library that provides the replacement configures offloading itself.
+    function: checkpoint function to use instead of torch's, such as `deepspeed.checkpointing.checkpoint`.
     A block inside another selected block is skipped. Recomputing a block draws the same random numbers again.
     Raises ConfigError if a name matches no block, or if `function` is combined with `config.offload`.
     """
@@ -167,4 +166,4 @@ def _candidates(module: nn.Module) -> str:
     if not kinds:
         return "allowed: the class or dotted name of a part (no ModuleList in this module has more than one element)"
     classes = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(8))
-    return f"allowed: a class, such as {classes}, or dotted names, such as {', '.join(lists[:8])}"
+    return f"allowed: class names, such as {classes}, or dotted names, such as {', '.join(lists[:8])}"

@@ -32,7 +32,7 @@ _POLL_SECONDS = 2.0
 class EncodeResult:
     """Result of encoding a dataset in this process.
 
-    num_missing: number of visits without tensors because the sample is bad; readers substitute another sample.
+    num_missing: number of visits that have no tensors because the sample is bad; readers substitute another sample.
     is_sealed: True if the features are complete.
     stopped_by: signal that ended the work early, or None.
     """

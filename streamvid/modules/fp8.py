@@ -117,9 +117,9 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """Forward and backward passes of a layer.
+    """Forward and backward passes of an FP8 layer.
 
-    No tensors are stored: the backward pass casts the frozen weight again.
+    The forward pass saves no tensors for the backward pass, which restores the frozen weight again.
     """
 
     @staticmethod

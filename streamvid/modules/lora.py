@@ -110,7 +110,8 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     if refused:
         raise ConfigError(
             f"model.lora.target_modules matches {some(refused)}; adapters support linear and convolution layers, "
-            "except layers of an nn.MultiheadAttention, which bypasses their forward method; list only supported layers"
+            "except those inside an nn.MultiheadAttention, which bypasses their forward method; list only supported "
+            "layers"
         )
     return tuple(chosen)
 
@@ -118,8 +119,8 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
     """Add the adapters in `config.preset_path` to the weights of `config.preset_model`.
 
-    Return the number of changed layers. In each of them, W += alpha / rank · B @ A, computed in float32. If the file
-    does not contain alpha, the scale is 1.
+    Return the number of changed layers. Each weight W becomes W + scale · B @ A, computed in float32. The scale is
+    alpha / rank, or 1 if the file does not contain alpha.
     """
     base, path = _child(module, "preset_model", config.preset_model), config.preset_path
     assert path is not None
@@ -153,9 +154,9 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
 
 
 def adapter_state(tensors: Mapping[str, Tensor], base: str = "") -> dict[str, Tensor]:
-    """Return a model's adapters from `tensors`, under the names that are used in files.
+    """Return the adapter tensors of the model `base`, renamed as in adapter files.
 
-    base: dotted name of the model.
+    tensors: maps names in the training module to tensors.
     """
     prefix = f"{base}." if base else ""
     return {
@@ -228,8 +229,8 @@ def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float
         )
     raise ConfigError(
         f"model.lora.checkpoint {path} has alphas {some([str(alpha) for alpha in alphas])}, but training uses one "
-        "positive alpha for all layers; fuse the checkpoint with model.lora.preset_path and model.lora.preset_model "
-        "instead"
+        "positive alpha for all layers; to fuse the checkpoint into the model instead, set model.lora.preset_path and "
+        "model.lora.preset_model"
     )
 
 

@@ -32,7 +32,7 @@ from streamvid.modules.config import WeightsConfig
 _log = logging.getLogger(__name__)
 
 SAFETENSORS = ".safetensors"
-_ONLY_TENSORS = "Of pickles, only state dicts, which map names to tensors, are read"
+_ONLY_TENSORS = "A pickle is read only if it contains a state dict, which maps names to tensors"
 _CONVERT = "convert its tensors to safetensors"
 ROOT_VARIABLES = ("STREAMVID_MODEL_ROOT", "DIFFSYNTH_MODEL_BASE_PATH")
 
@@ -88,7 +88,7 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
 
 
 def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
-    """Return the name, size and SHA-256 of each file, independent of the file's folder."""
+    """Return the name, size and SHA-256 of each file."""
     rows = []
     for file in files:
         with file.open("rb") as opened:
@@ -134,7 +134,7 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with reproducible bytes: the metadata, which safetensors leaves unsorted, is sorted."""
+    """Write a safetensors file whose bytes are reproducible: its metadata is sorted too."""
     path.unlink(missing_ok=True)
     path.touch()
     mode = path.stat().st_mode  # the user's default mode; safetensors would write a file that only the user can read

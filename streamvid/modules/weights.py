@@ -161,7 +161,10 @@ def _matches(
 
 
 def _twins(module: nn.Module) -> dict[str, frozenset[str]]:
-    """Map each name of a shared parameter to all of its names. A file needs to contain only one of them."""
+    """Return a mapping from each name of a shared parameter to all names of this parameter.
+
+    A weight file needs to contain only one of these names.
+    """
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

@@ -22,7 +22,7 @@ class Rule:
     """Names of one layer in the original code and in diffusers.
 
     theirs: name in the original code.
-    ours: names in diffusers; several layers if the original layer concatenates their outputs.
+    ours: names in diffusers; several names if the original layer concatenates the outputs of several layers.
     shares: relative number of outputs per layer in `ours`.
     """
 
