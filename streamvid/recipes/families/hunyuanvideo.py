@@ -122,9 +122,9 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         return {"first_frame": as_pixels(first), "condition": encode_clips(self.vae, first, "mean", batch.sample_seeds)}
 
     def check_size(self, size: tuple[int, int, int], bucket: str) -> None:
-        """Raise ConfigError as in the base class, and also for images if the first frame is given to the model.
+        """Raise ConfigError for an unsupported size and, if the first frame is an input to the model, for images.
 
-        An image has no frames other than the first, so there would be nothing to predict.
+        An image has only one frame, so the model would have nothing to predict.
         """
         if self.replaces() and size[0] == 1:
             raise ConfigError(

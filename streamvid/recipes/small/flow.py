@@ -27,7 +27,7 @@ def draw_noise_and_times(
     shape: latent shape of one sample.
     seeds: B integers from 0 to 2**63 - 1.
     device: device that draws the numbers; different types of devices draw different numbers.
-    shift: see `shifted`.
+    shift: time shift; values above 1 move the times toward the noise.
     """
     noise = torch.empty(len(seeds), *shape, device=device)
     logits = torch.empty(len(seeds), device=device)
