@@ -26,7 +26,7 @@ AUTO = "auto"
 """Value of `blocks` that selects the elements of every ModuleList with more than one element."""
 
 Checkpoint = Callable[..., Any]
-"""Checkpoint function: it is called with a function and its positional arguments, and returns the function's result."""
+"""Function that runs its first argument, with activation checkpointing, on the remaining positional arguments."""
 
 _DEEPSPEED_OPTIONS = (
     "partition_activations",
@@ -67,9 +67,9 @@ def wrap(
 
 
 def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
-    """Configure DeepSpeed's activation checkpointing with `options` from its JSON file.
+    """Configure DeepSpeed's activation checkpointing, and return its checkpoint function.
 
-    Return the checkpoint function.
+    options: section `activation_checkpointing` of DeepSpeed's JSON file.
     """
     from deepspeed import checkpointing
 

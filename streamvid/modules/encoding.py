@@ -155,7 +155,7 @@ def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]])
 
 
 def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
-    """Return all facts that determine the output of `encode`, as JSON values.
+    """Return everything that determines the output of `encode`, as JSON values.
 
     Encoders are identified by their weights, regardless of the source of the weights. The module's attribute
     `encoder_args` may list the factory arguments that the encoders depend on. If it does, features remain valid when
@@ -219,7 +219,7 @@ def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> 
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
-    """Return the facts that define the encoders, except for their weights.
+    """Return the settings that define the encoders, without their weights.
 
     names: factory arguments that the encoders depend on; None for all arguments.
     has_encoders: True if the encoders' weights are recorded. The name of the factory is then ignored.

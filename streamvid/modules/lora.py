@@ -172,9 +172,9 @@ def bases_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def adapter_files(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> dict[str, EncodedAdapters]:
-    """Return a mapping from the dotted name of each model with adapters in `tensors` to its adapter file.
+    """Return the contents of the adapter files, keyed by the dotted names of the models that have adapters.
 
-    Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
+    In every format, the metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """
     found = {}
     for base in bases_of(module):
@@ -218,7 +218,7 @@ def _load_checkpoint(base: nn.Module, name_of_base: str, config: LoraConfig) -> 
     with torch.no_grad():
         for name, parameter in here.items():
             parameter.copy_(state[name])
-    _log.info("adapters for %s start from %s", name_of_base, path)
+    _log.info("loaded the initial adapters for %s from %s", name_of_base, path)
 
 
 def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float]) -> NoReturn:

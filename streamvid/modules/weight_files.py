@@ -225,7 +225,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
 
 
 def problem_of(file: Path) -> str | None:
-    """Return a description of the problem with an existing file, or None if the size and the header are valid."""
+    """Return what is wrong with an existing weight file, or None if its size and header are valid."""
     if file.stat().st_size == 0:
         return f"{file} is empty; download or copy the file again"
     try:

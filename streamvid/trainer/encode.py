@@ -32,7 +32,7 @@ from streamvid.trainer.launch import accelerating, stop_requests
 def encode(
     config: TrainConfig, world: World | None = None, progress: Callable[[str, int, int], object] | None = None
 ) -> EncodeResult:
-    """Write the features of `config.data` with all ranks of this launch, and return once the features are sealed.
+    """Encode the dataset in `config.data` with all ranks of this launch, and return once the features are sealed.
 
     To resume an encoding that was stopped, call the function again.
     world: position among independent processes, such as the processes of a job array. It replaces the rank in this

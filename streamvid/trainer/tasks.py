@@ -18,7 +18,7 @@ Loss = Callable[[nn.Module, Batch], "Tensor | Mapping[str, Tensor]"]
 
 
 def own_loss(module: nn.Module, batch: Batch) -> Tensor | Mapping[str, Tensor]:
-    """Return the loss that the module's forward computes."""
+    """Return the loss that the module's `forward` computes."""
     return module(batch)  # type: ignore[no-any-return]
 
 

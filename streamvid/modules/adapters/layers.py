@@ -39,7 +39,7 @@ class Adapter:
 def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: str) -> dict[str, Adapter]:
     """Pair the LoRA tensors of each layer, and return a mapping from layer names to adapters.
 
-    tensors: NAME.lora_A.weight and NAME.lora_B.weight for each layer.
+    tensors: maps NAME.lora_A.weight and NAME.lora_B.weight to the tensors of each layer NAME.
     scales: maps each layer name to alpha / rank.
     where: description of the file, used in error messages.
     """

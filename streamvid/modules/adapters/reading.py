@@ -101,7 +101,7 @@ def _scales(
 ) -> dict[str, float]:
     """Return a mapping from each layer name to the factor that multiplies the layer's B @ A.
 
-    facts: result of `_facts`.
+    facts: adapter metadata, as returned by `_facts`.
     ranks: maps each layer name to its rank.
     alphas: maps layer names to alphas, for layers with a separate alpha in the file.
     removed: prefix that was removed from all layer names in the file.

@@ -156,7 +156,7 @@ class DiffusionTraining(nn.Module):
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
         """Return the tensors that the transformer needs in addition to latents and texts.
 
-        video: floats (B, 3, T, H, W).
+        video: float tensor (B, 3, T, H, W) with values in -1..1.
         """
         return {}
 
@@ -260,7 +260,7 @@ class DiffusionTraining(nn.Module):
         return latents[:, :, :1]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the transformer's prediction for noisy latents, in the shape of the latents."""
+        """Return the transformer's prediction for noisy latents. It has the shape of the latents."""
         raise NotImplementedError
 
     # Samples
@@ -377,7 +377,7 @@ class DiffusionTraining(nn.Module):
     # Sizes and first frames
 
     def first_frames(self, batch: Batch, video: Tensor) -> Tensor:
-        """Return the first frames of the clips or of the configured input, as floats (B, 3, 1, H, W) in -1..1."""
+        """Return the first frames of the clips or of the input `config.image`, with shape (B, 3, 1, H, W)."""
         if self.config.image is None:
             return video[:, :, :1]
         if self.config.image not in getattr(batch, "media", {}):
