@@ -66,8 +66,8 @@ class Fingerprint(TypedDict):
 def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
     """Return the weight files that a configuration names, after checking their existence, sizes and headers.
 
-    A path may be a glob: its matches, in sorted order, are the shards of one model. Files that are named more than once
-    are loaded once, unless they are assigned to different children. Raises one ConfigError that lists all problems.
+    A path may be a glob: its matches, in sorted order, are the shards of one model. A file that is named more than once
+    is loaded only once, unless it is assigned to different children. Raises one ConfigError that lists all problems.
     """
     items = config.paths.items() if isinstance(config.paths, dict) else ((None, item) for item in config.paths)
     problems: list[str] = []

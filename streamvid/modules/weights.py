@@ -40,7 +40,7 @@ class Match:
     other_shape: tuple[str, ...]
 
     def is_allowed(self, config: WeightsConfig) -> bool:
-        """Return whether the configuration allows the match."""
+        """Return whether the file fits the child, given the mismatches that `config` allows."""
         lacks = self.missing and not config.allow_missing
         exceeds = self.unexpected and not config.allow_unexpected
         return bool(self.names) and not (self.other_shape or lacks or exceeds)

@@ -144,7 +144,7 @@ class Checkpoints:
     def find(self) -> Path | None:
         """Return the state folder to resume from, or None for a new run.
 
-        Raises ConfigError if the output folder would then contain two runs.
+        Raises ConfigError if `checkpoints.resume` is invalid, or if the output folder would contain two runs.
         """
         existing, output = _state_folders(self.folder), self.config.output
         if self.config.checkpoints.resume == "latest":

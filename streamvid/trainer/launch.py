@@ -42,7 +42,7 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Record SIGINT, SIGTERM and SIGUSR1, so that a run can save before it stops.
 
-    A second Ctrl-C interrupts as usual.
+    A second Ctrl-C interrupts the process as usual.
     """
     request = StopRequest()
 

@@ -90,7 +90,7 @@ def _first_channel(batch: Batch, name: str) -> Tensor:
 def _present(batch: Batch, name: str, is_all: bool = False) -> Tensor:
     """Return a bool tensor (B,) that is True for samples with an image for the input `name`.
 
-    If `is_all` is True, samples must have all images for this input.
+    If `is_all` is True, a sample must have all of its images for this input.
     """
     found: Tensor = batch.media_present[name].to(batch.media[name].device)
     return found if found.ndim == 1 else found.all(dim=1) if is_all else found.any(dim=1)

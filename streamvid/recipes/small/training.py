@@ -199,7 +199,7 @@ class SmallTraining(nn.Module):
     def sample(self, batch: Batch) -> Tensor:
         """Render a uint8 video of the bucket's size for each text in a batch. Return videos (B, 3, T, H, W).
 
-        The noise is drawn with the batch's seeds.
+        The noise is drawn from the batch's seeds.
         """
         device, size = self.transformer.always.device, batch.bucket.shape
         codec = self.autoencoder if hasattr(self, "autoencoder") else self.config.build_codec().to(device)
