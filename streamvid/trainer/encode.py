@@ -70,8 +70,9 @@ def encode_on_ray(
     `config.data.num_workers` CPUs. If this number is None, the CPUs of a machine are divided equally among its GPUs; a
     task without a GPU has all CPUs of its machine.
     progress: called with "encode", the number of samples in finished shards, and the total number of samples.
-    Raises the errors of `encode`, ConfigError for an unsuitable cluster, DatasetError if another process is running
-    tasks for the same features, and StreamvidError if tasks are lost repeatedly. Finished shards are kept.
+    Raises the same errors as `encode`. Also raises ConfigError for an unsuitable cluster, DatasetError if another
+    process is running tasks for the same features, and StreamvidError if tasks are lost repeatedly. Finished shards are
+    kept.
     """
     shards, data = source_of(config).dataset.shards, config.data
     total = sum(shard.num_samples for shard in shards)

@@ -82,7 +82,7 @@ def _rules(
     """Return the rules for one kind of block.
 
     table: maps each original name to its names in diffusers, separated by spaces.
-    sizes: maps an original name to the relative numbers of outputs of its layers in diffusers, if the numbers differ.
+    sizes: maps an original name to the relative output sizes of its layers in diffusers, if these sizes differ.
     """
     found = []
     for theirs, ours in table.items():

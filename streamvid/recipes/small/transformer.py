@@ -79,7 +79,7 @@ class TransformerBlock(nn.Module):
         self.modulation = _zero(nn.Linear(dim, 9 * dim))
 
     def forward(self, tokens: Tensor, condition: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-        """Map tokens (B, N, dim) to (B, N, dim), given condition (B, dim), text (B, L, dim) and a bool mask (B, L)."""
+        """Map tokens (B, N, dim) to (B, N, dim), given a condition (B, dim), text (B, L, dim) and a mask (B, L)."""
         own, cross, ffn = self.modulation(condition)[:, None].chunk(3, dim=-1)
         normed, gate = self._modulated(tokens, own)
         tokens = tokens + gate * self.self_attn(normed, normed)

@@ -155,7 +155,7 @@ def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
 
 
 def _activations(trial: TrialRun, batches: Sequence[Batch]) -> Activations:
-    """Count activation bytes without and with checkpointing. Afterwards, the blocks remain checkpointed."""
+    """Count activation bytes before and after checkpointing is enabled. It remains enabled."""
     tokens = [_tokens(trial, batch.bucket) for batch in batches]
     stored = count_activations(trial, batches, tokens)
     num_blocks = checkpoint_blocks(trial)
