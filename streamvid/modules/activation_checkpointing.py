@@ -26,7 +26,7 @@ AUTO = "auto"
 """Value of `blocks` that selects the elements of every ModuleList with more than one element."""
 
 Checkpoint = Callable[..., Any]
-"""Checkpoint function: it is called with a function and its positional arguments, and returns the function's result."""
+"""Function that runs its first argument, with activation checkpointing, on the remaining positional arguments."""
 
 _DEEPSPEED_OPTIONS = (
     "partition_activations",
@@ -43,8 +43,7 @@ def wrap(
 ) -> tuple[str, ...]:
     """Checkpoint the blocks of `module` that `config.blocks` selects. Return the dotted names of these blocks.
 
-    function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. It cannot be
-        combined with `config.offload`, because the library that provides the replacement configures offloading itself.
+    function: checkpoint function to use instead of torch's, such as `deepspeed.checkpointing.checkpoint`.
     A block inside another selected block is skipped. Recomputing a block draws the same random numbers again.
     Raises ConfigError if a name matches no block, or if `function` is combined with `config.offload`.
     """
@@ -68,9 +67,9 @@ def wrap(
 
 
 def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
-    """Configure DeepSpeed's activation checkpointing with `options` from its JSON file.
+    """Configure DeepSpeed's activation checkpointing, and return its checkpoint function.
 
-    Return the checkpoint function.
+    options: section `activation_checkpointing` of DeepSpeed's JSON file.
     """
     from deepspeed import checkpointing
 
@@ -167,4 +166,4 @@ def _candidates(module: nn.Module) -> str:
     if not kinds:
         return "allowed: the class or dotted name of a part (no ModuleList in this module has more than one element)"
     classes = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(8))
-    return f"allowed: a class, such as {classes}, or dotted names, such as {', '.join(lists[:8])}"
+    return f"allowed: class names, such as {classes}, or dotted names, such as {', '.join(lists[:8])}"

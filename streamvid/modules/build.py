@@ -132,8 +132,8 @@ def _without_memory() -> Iterator[None]:
 def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
     """Return the names of the module's encoders.
 
-    Raises ConfigError if the module's attribute `encoders` does not contain names, or if the task needs an encoder that
-    is missing.
+    Raises ConfigError if the module's attribute `encoders` is not a collection of names, or if the task needs an
+    encoder that is missing.
     """
     named = getattr(module, "encoders", ())
     kind = type(module).__name__
@@ -209,7 +209,7 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
 
 
 def _check_base(base: str, model: ModelConfig, encoders: tuple[str, ...]) -> None:
-    """Raise ConfigError if the model `base`, which gets adapters, is an encoder or is itself trainable."""
+    """Raise ConfigError if `base`, a model that gets adapters, is part of an encoder or is itself trainable."""
     if base.partition(".")[0] in encoders:
         raise ConfigError(
             f"model.lora.base_model is {base!r}, which belongs to an encoder and therefore runs without gradients; "

@@ -80,7 +80,7 @@ class LoraConfig(Options):
             "values for both, or for neither",
         )
         has_model = self.checkpoint is None or len(self.base_models) == 1
-        require(has_model, "checkpoint", self.checkpoint, "null, unless base_model names one child that gets adapters")
+        require(has_model, "checkpoint", self.checkpoint, "null, unless base_model names exactly one child")
 
     @property
     def base_models(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ _POLL_SECONDS = 2.0
 class EncodeResult:
     """Result of encoding a dataset in this process.
 
-    num_missing: number of visits without tensors because the sample is bad; readers substitute another sample.
+    num_missing: number of visits that have no tensors because the sample is bad; readers substitute another sample.
     is_sealed: True if the features are complete.
     stopped_by: signal that ended the work early, or None.
     """
@@ -75,7 +75,7 @@ def encode_dataset(
 
     world: position of this process among all encoding processes.
     wait_for_all: barrier over all ranks of a launch; None for independent processes, such as the processes of a job
-        array. The last of these processes seals the features.
+        array. The last independent process to finish seals the features.
     signal_number: called between batches; returns the number of a signal that ends the work, or None.
     progress: called with "encode", the number of samples that this process has encoded, and the total number that it
         must encode.

@@ -45,8 +45,8 @@ class Encoder:
     """Module that encodes batches on its device.
 
     dtype: dtype to which floating-point outputs are converted; None for no conversion.
-    seed: number that, together with the first sample key and the visit of each batch, seeds the module's own random
-        number generation. Posterior samples, for example, are thus the same in any process.
+    seed: combined with the first sample key and the visit number of each batch to seed the module's random numbers.
+        Posterior samples, for example, are therefore the same in every process.
     """
 
     module: nn.Module
@@ -77,8 +77,8 @@ class Encoder:
     def rows(self, batch: Batch, visit: int) -> list[FeatureRow | None]:
         """Encode a batch. Return one row per sample, with None for each sample that substitutes for a bad one.
 
-        Tensors in a list may differ in the size of their first dimension. Raises ConfigError for tensors that cannot be
-        stored.
+        If the module returns a list of tensors, their first dimensions may have different sizes. Raises ConfigError for
+        tensors that cannot be stored.
         """
         with self._run(hash_text(batch.sample_keys[0]), visit):
             encoded: object = self.module.encode(batch.to(self.device))  # type: ignore[operator]  # checked above
@@ -145,7 +145,7 @@ def _raw(
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
     """Return a batch with the output of `encode` added.
 
-    Lists of tensors are padded and get a mask, as for stored features.
+    Lists of tensors are padded and get a mask, as in batches of stored features.
     """
     if taken := encoded.keys() & set(batch):
         raise ConfigError(f"encode returned {min(taken)!r}, which is already a field of the batch; use another name")
@@ -155,7 +155,7 @@ def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]])
 
 
 def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
-    """Return all facts that determine the output of `encode`, as JSON values.
+    """Return everything that determines the output of `encode`, as JSON values.
 
     Encoders are identified by their weights, regardless of the source of the weights. The module's attribute
     `encoder_args` may list the factory arguments that the encoders depend on. If it does, features remain valid when
@@ -182,12 +182,10 @@ def check_fresh(
 ) -> None:
     """Raise ConfigError if the encoders that computed the features differ from the encoders of `model`.
 
-    The message names every difference.
-
-    module: built module; the weights of its encoders are compared.
-    build: function that builds a module with its encoders. It is called to compare encoders that `module` lacks and
-        that no weight file of `model` identifies. If these encoders cannot be built, a warning is logged.
-    The loader compares datasets and views; this function does not.
+    module: built module, whose encoder weights are compared.
+    build: function that builds a module with its encoders. It is called only if `module` lacks an encoder whose weights
+        did not come from a weight file. If the encoders cannot be built, a warning is logged.
+    Datasets and views are not compared here, because the loader compares them.
     """
     made = sidecar.manifest.made_with
     digests = {name: digest for name, digest in made.get("encoders_sha256", {}).items() if name}  # "": no `encoders`
@@ -221,7 +219,7 @@ def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> 
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
-    """Return the facts that define the encoders, except for their weights.
+    """Return the settings that define the encoders, without their weights.
 
     names: factory arguments that the encoders depend on; None for all arguments.
     has_encoders: True if the encoders' weights are recorded. The name of the factory is then ignored.
@@ -231,10 +229,10 @@ def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: 
 
 
 def portable(value: object) -> object:
-    """Return an argument with its paths replaced, because files and folders may move.
+    """Return a factory argument with all paths replaced, because files and folders may move.
 
-    The path of a file is replaced by the SHA-256 of the file, and any other path by a placeholder. Weights in a folder
-    are compared after they are loaded.
+    The path of a file is replaced with the SHA-256 of the file, and any other path with a placeholder. Weights in a
+    folder are compared after they are loaded.
     """
     if isinstance(value, Mapping):
         return {str(name): portable(one) for name, one in value.items()}
@@ -271,7 +269,7 @@ def _digest_line(named: tuple[str, Tensor]) -> str:
 def _encoder_sources(
     module: nn.Module, model: ModelConfig, encoders: Collection[str]
 ) -> list[tuple[WeightSource, str]]:
-    """Return (weight files, name of the child) for each source that fills one of `encoders` or the whole module."""
+    """Return a (source, child name) pair for each weight source that fills one of `encoders` or the whole module."""
     found = [(source, _child(module, model, source)) for source in resolve(model.weights)]
     return [(one, child) for one, child in found if child is not None and (not encoders or child in ("", *encoders))]
 
@@ -285,9 +283,9 @@ def _child(module: nn.Module, model: ModelConfig, source: WeightSource) -> str |
 
 
 def _changed_files(recorded: Iterable[Fingerprint], model: ModelConfig) -> list[str]:
-    """Describe the recorded encoder weight files whose content differs from the corresponding files of `model`.
+    """Describe the recorded encoder weight files whose content differs from the corresponding files in `model`.
 
-    Files correspond if their names or sizes are equal. Recorded files without a counterpart are ignored, because
+    Files correspond if they have the same name or size. A recorded file without a counterpart is ignored, because
     training needs no encoder.
     """
     files = [file for source in resolve(model.weights) for file in source.files]

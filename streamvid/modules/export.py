@@ -28,7 +28,7 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
 
     Return the number of layers with adapters.
 
-    family: see `convert_adapters`.
+    family: name in FAMILIES; None detects the family from the layers.
     Raises ConfigError if the target exists, or if its name does not match the format: a file name must end with
     .safetensors, and a folder name must not. Also raises the same errors as `convert_adapters`.
     """

@@ -109,7 +109,7 @@ class _Fp8Layer(nn.Module):
 
 
 def _applied(layer: Any, x: Tensor) -> Tensor:
-    """Run the layer in the dtype of `x`."""
+    """Apply a layer to `x`, computing in the dtype of `x`."""
     weight = layer.weight_as(x.dtype)
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     apply = functional.linear if isinstance(layer, nn.Linear) else layer._conv_forward
@@ -117,9 +117,9 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """Forward and backward passes of a layer.
+    """Forward and backward passes of an FP8 layer.
 
-    No tensors are stored: the backward pass casts the frozen weight again.
+    The forward pass saves no tensors for the backward pass, which restores the frozen weight again.
     """
 
     @staticmethod
@@ -165,7 +165,7 @@ def _store_layer(path: str, layer: nn.Module) -> None:
 
 
 def _below(module: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Return a mapping from names to modules for a part and its submodules, excluding adapters.
+    """Return a mapping from names to modules for the part `name` and its submodules, excluding adapters.
 
     Raises ConfigError if the part does not exist or has trainable parameters.
     """

@@ -110,7 +110,8 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     if refused:
         raise ConfigError(
             f"model.lora.target_modules matches {some(refused)}; adapters support linear and convolution layers, "
-            "except layers of an nn.MultiheadAttention, which bypasses their forward method; list only supported layers"
+            "except those inside an nn.MultiheadAttention, which bypasses their forward method; list only supported "
+            "layers"
         )
     return tuple(chosen)
 
@@ -118,8 +119,8 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
     """Add the adapters in `config.preset_path` to the weights of `config.preset_model`.
 
-    Return the number of changed layers. In each of them, W += alpha / rank · B @ A, computed in float32. If the file
-    does not contain alpha, the scale is 1.
+    Return the number of changed layers. Each weight W becomes W + scale · B @ A, computed in float32. The scale is
+    alpha / rank, or 1 if the file does not contain alpha.
     """
     base, path = _child(module, "preset_model", config.preset_model), config.preset_path
     assert path is not None
@@ -153,9 +154,9 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
 
 
 def adapter_state(tensors: Mapping[str, Tensor], base: str = "") -> dict[str, Tensor]:
-    """Return a model's adapters from `tensors`, under the names that are used in files.
+    """Return the adapter tensors of the model `base`, renamed as in adapter files.
 
-    base: dotted name of the model.
+    tensors: maps names in the training module to tensors.
     """
     prefix = f"{base}." if base else ""
     return {
@@ -171,9 +172,9 @@ def bases_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def adapter_files(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> dict[str, EncodedAdapters]:
-    """Return a mapping from the dotted name of each model with adapters in `tensors` to its adapter file.
+    """Return the contents of the adapter files, keyed by the dotted names of the models that have adapters.
 
-    Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
+    In every format, the metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """
     found = {}
     for base in bases_of(module):
@@ -217,7 +218,7 @@ def _load_checkpoint(base: nn.Module, name_of_base: str, config: LoraConfig) -> 
     with torch.no_grad():
         for name, parameter in here.items():
             parameter.copy_(state[name])
-    _log.info("adapters for %s start from %s", name_of_base, path)
+    _log.info("loaded the initial adapters for %s from %s", name_of_base, path)
 
 
 def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float]) -> NoReturn:
@@ -228,8 +229,8 @@ def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float
         )
     raise ConfigError(
         f"model.lora.checkpoint {path} has alphas {some([str(alpha) for alpha in alphas])}, but training uses one "
-        "positive alpha for all layers; fuse the checkpoint with model.lora.preset_path and model.lora.preset_model "
-        "instead"
+        "positive alpha for all layers; to fuse the checkpoint into the model instead, set model.lora.preset_path and "
+        "model.lora.preset_model"
     )
 
 

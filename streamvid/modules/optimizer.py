@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class OptimizerConfig(Options):
     """Optimizer and learning rate schedule.
 
-    The factory is called with the trainable parameters and the keyword arguments lr, betas, weight_decay and the
-    entries of args. If betas or weight_decay is null, it is omitted.
+    The factory is called with the trainable parameters and, as keyword arguments, lr, betas, weight_decay and the
+    entries of args. betas and weight_decay are omitted if they are null.
     """
 
     factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer class.")

@@ -25,9 +25,10 @@ PEFT_WEIGHTS_FILE = f"adapter_model{SAFETENSORS}"
 class WeightFile:
     """Content of one saved file.
 
-    name: name of the child, or "lora" for adapters of one model; "" if the run saves only one file.
+    name: name of the trainable child, or of the model with adapters. If there is only one, the name is "", or "lora"
+        for adapters that are saved in addition to other weights.
     metadata: header metadata.
-    peft_config: configuration of adapters in peft's format, which are saved as a folder; empty for everything else.
+    peft_config: adapter configuration in peft's format, which is saved as a folder; empty for all other formats.
     """
 
     name: str
@@ -39,11 +40,11 @@ class WeightFile:
 def files(
     module: nn.Module, tensors: Mapping[str, Tensor], lora_format: LoraFormat = "diffusers"
 ) -> tuple[WeightFile, ...]:
-    """Split the changed tensors into one file per trainable child and one per model with adapters.
+    """Split the changed tensors into one file per trainable child and one file per model with adapters.
 
     tensors: result of `changing`, gathered from all ranks, or moving averages of these tensors.
-    Buffers are included for children whose parameters are all trainable. The adapter file of a single model is named
-    "lora" if other weights are trainable too; `lora_format` determines its keys and metadata.
+    lora_format: format of the adapter files.
+    Buffers are included for children whose parameters are all trainable.
     """
     trains = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     whole = _whole_children(module)
@@ -117,10 +118,10 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 
 
 def changing(module: nn.Module) -> dict[str, Tensor]:
-    """Map names to trainable parameters and to persistent buffers that change (such as batch-norm statistics).
+    """Return the tensors that training changes: trainable parameters, and buffers such as batch-norm statistics.
 
-    Buffers are included for parts in train mode and for children whose parameters are all trainable. `state_dict` is
-    not used, because it is a collective operation if weights are sharded.
+    Persistent buffers are included for parts in train mode and for children whose parameters are all trainable.
+    `state_dict` is not used, because it is a collective operation if weights are sharded.
     """
     found: dict[str, Tensor] = {name: one for name, one in module.named_parameters() if one.requires_grad}
     whole = _whole_children(module)

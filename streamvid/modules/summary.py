@@ -53,7 +53,7 @@ class ModelSize:
 
 
 def summarize(module: nn.Module) -> list[ModelSize]:
-    """Return one row per child of `module`. If `module` has tensors of its own, the first row describes these."""
+    """Return one row per child of `module`. If `module` has tensors of its own, the first row describes them."""
     parts = [(OWN, module, False), *((name, child, True) for name, child in module.named_children())]
     seen: set[int] = set()
     rows = []

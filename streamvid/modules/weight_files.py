@@ -32,7 +32,7 @@ from streamvid.modules.config import WeightsConfig
 _log = logging.getLogger(__name__)
 
 SAFETENSORS = ".safetensors"
-_ONLY_TENSORS = "Of pickles, only state dicts, which map names to tensors, are read"
+_ONLY_TENSORS = "A pickle is read only if it contains a state dict, which maps names to tensors"
 _CONVERT = "convert its tensors to safetensors"
 ROOT_VARIABLES = ("STREAMVID_MODEL_ROOT", "DIFFSYNTH_MODEL_BASE_PATH")
 
@@ -66,8 +66,8 @@ class Fingerprint(TypedDict):
 def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
     """Return the weight files that a configuration names, after checking their existence, sizes and headers.
 
-    A path may be a glob: its matches, in sorted order, are the shards of one model. Files that are named more than once
-    are loaded once, unless they are assigned to different children. Raises one ConfigError that lists all problems.
+    A path may be a glob: its matches, in sorted order, are the shards of one model. A file that is named more than once
+    is loaded only once, unless it is assigned to different children. Raises one ConfigError that lists all problems.
     """
     items = config.paths.items() if isinstance(config.paths, dict) else ((None, item) for item in config.paths)
     problems: list[str] = []
@@ -88,7 +88,7 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
 
 
 def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
-    """Return the name, size and SHA-256 of each file, independent of the file's folder."""
+    """Return the name, size and SHA-256 of each file."""
     rows = []
     for file in files:
         with file.open("rb") as opened:
@@ -134,7 +134,7 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with reproducible bytes: the metadata, which safetensors leaves unsorted, is sorted."""
+    """Write a safetensors file whose bytes are reproducible: its metadata is sorted too."""
     path.unlink(missing_ok=True)
     path.touch()
     mode = path.stat().st_mode  # the user's default mode; safetensors would write a file that only the user can read
@@ -225,7 +225,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
 
 
 def problem_of(file: Path) -> str | None:
-    """Return a description of the problem with an existing file, or None if the size and the header are valid."""
+    """Return what is wrong with an existing weight file, or None if its size and header are valid."""
     if file.stat().st_size == 0:
         return f"{file} is empty; download or copy the file again"
     try:

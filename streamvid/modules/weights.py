@@ -40,7 +40,7 @@ class Match:
     other_shape: tuple[str, ...]
 
     def is_allowed(self, config: WeightsConfig) -> bool:
-        """Return whether the configuration allows the match."""
+        """Return whether the file fits the child, given the mismatches that `config` allows."""
         lacks = self.missing and not config.allow_missing
         exceeds = self.unexpected and not config.allow_unexpected
         return bool(self.names) and not (self.other_shape or lacks or exceeds)
@@ -161,7 +161,10 @@ def _matches(
 
 
 def _twins(module: nn.Module) -> dict[str, frozenset[str]]:
-    """Map each name of a shared parameter to all of its names. A file needs to contain only one of them."""
+    """Return a mapping from each name of a shared parameter to all names of this parameter.
+
+    A weight file needs to contain only one of these names.
+    """
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

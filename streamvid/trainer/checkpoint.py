@@ -103,9 +103,9 @@ class Checkpoints:
         progress: TrainProgress,
         loader_state: Mapping[str, object],
     ) -> None:
-        """Save the weights as `name` and the state of this step.
+        """Save the weights as `name`, and the state of this step.
 
-        Then remove the oldest weight files and states, so that only the configured numbers of each remain.
+        Then remove the oldest weight files and states, so that only the configured number of each remains.
         """
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")
@@ -144,7 +144,7 @@ class Checkpoints:
     def find(self) -> Path | None:
         """Return the state folder to resume from, or None for a new run.
 
-        Raises ConfigError if the output folder would then contain two runs.
+        Raises ConfigError if `checkpoints.resume` is invalid, or if the output folder would contain two runs.
         """
         existing, output = _state_folders(self.folder), self.config.output
         if self.config.checkpoints.resume == "latest":
@@ -229,13 +229,13 @@ def require_output(output: Path) -> None:
     elif (output / MANIFEST).is_file():
         reason = "it contains a dataset or features"
     if reason is not None:
-        raise ConfigError(f"output {output} cannot be the folder of a run: {reason}; choose another folder")
+        raise ConfigError(f"output {output} cannot be used for a run: {reason}; choose another folder")
 
 
 def _check_random_states(path: Path) -> None:
     """Raise an error if accelerate failed to restore the random states. Accelerate itself only logs such a failure.
 
-    If this rank has no file, nothing is checked, because the run that saved the checkpoint had fewer ranks.
+    If the checkpoint has no random states for this rank, nothing is checked: the run that saved it had fewer ranks.
     """
     if path.exists() and not torch.equal(load_pickle(path)["torch_manual_seed"], torch.get_rng_state()):
         raise ValueError(f"{path.name} does not contain the random states of a training run")
@@ -319,7 +319,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _earlier(folder: Path) -> str:
-    return f"remove the folder {folder} to resume from the checkpoint before it, if there is one, or to start again"
+    return f"remove the folder {folder} to resume from the previous checkpoint, if there is one, or to start over"
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

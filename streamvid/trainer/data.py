@@ -56,9 +56,9 @@ class Batches(Protocol):
 
 
 class BatchClock:
-    """Endless source of batches, epoch after epoch, that measures time and collects the loader's figures.
+    """Endless source of a loader's batches, one epoch after another. It measures the time spent waiting for data.
 
-    The figures come from the loader's `stats()`, if it has this method.
+    It also collects the loader's statistics, if the loader has a method `stats`.
     """
 
     def __init__(self, loader: Iterable[Batch]) -> None:
@@ -75,7 +75,7 @@ class BatchClock:
         return batch
 
     def take_fields(self) -> dict[str, float]:
-        """Return the seconds since the last call, the seconds spent waiting for data, and the loader's figures."""
+        """Return the seconds since the last call, the seconds spent waiting for data, and the loader's statistics."""
         now = time.perf_counter()
         seconds, waited = now - self._since, self._wait_seconds
         spent = {"seconds": round(seconds, 4), "data_wait_seconds": round(waited, 4)}
@@ -120,7 +120,7 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
 def _kind_of_input(
     name: str, sources: Sequence[DatasetConfig], is_optional: bool
 ) -> Literal["media", "columns"] | None:
-    """Return whether a name in `data.extra_inputs` refers to a conditioning input or a column.
+    """Return "media" if a name in `data.extra_inputs` is a conditioning input, or "columns" if it is a column.
 
     Return None for an optional name that a dataset lacks. Raises ConfigError for a required name that a dataset lacks.
     """
@@ -140,7 +140,7 @@ def _kind_of_input(
 
 
 def schedule_of(config: TrainConfig) -> ScheduleOptions:
-    """Return `data.loader.schedule`, in which `costs` may name a file that `streamvid train --profile` has written."""
+    """Return `data.loader.schedule`. If `costs` is a path, read the cost table from this file."""
     given = config.data.loader.get("schedule")
     if isinstance(given, Mapping) and isinstance(given.get("costs"), str | Path):
         given = {**given, "costs": read_costs(given["costs"], "data.loader.schedule.costs")}
@@ -169,7 +169,7 @@ def audio_facts(config: TrainConfig) -> Mapping[str, Any] | None:
 
 
 def without_ledger(options: Mapping[str, Any]) -> OutputOptions:
-    """Return the output options without a ledger, for deliveries that do not train the model.
+    """Return the output options without a ledger, for loaders whose batches do not train the model.
 
     options: arguments of VideoLoader.
     """
@@ -201,8 +201,7 @@ def _features(config: TrainConfig, stores: Stores) -> Sidecar:
 def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """Open the training loader and the evaluation loader, which is empty if the run does not evaluate.
 
-    The function does not need the model, so errors in the data are reported before the model is built. Building the
-    model can take minutes.
+    The model is not needed, so errors in the data are reported before the model is built, which can take minutes.
     """
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)

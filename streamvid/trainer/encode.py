@@ -32,7 +32,7 @@ from streamvid.trainer.launch import accelerating, stop_requests
 def encode(
     config: TrainConfig, world: World | None = None, progress: Callable[[str, int, int], object] | None = None
 ) -> EncodeResult:
-    """Write the features of `config.data` with all ranks of this launch, and return once the features are sealed.
+    """Encode the dataset in `config.data` with all ranks of this launch, and return once the features are sealed.
 
     To resume an encoding that was stopped, call the function again.
     world: position among independent processes, such as the processes of a job array. It replaces the rank in this
@@ -70,8 +70,9 @@ def encode_on_ray(
     `config.data.num_workers` CPUs. If this number is None, the CPUs of a machine are divided equally among its GPUs; a
     task without a GPU has all CPUs of its machine.
     progress: called with "encode", the number of samples in finished shards, and the total number of samples.
-    Raises the errors of `encode`, ConfigError for an unsuitable cluster, DatasetError if another process is running
-    tasks for the same features, and StreamvidError if tasks are lost repeatedly. Finished shards are kept.
+    Raises the same errors as `encode`. Also raises ConfigError for an unsuitable cluster, DatasetError if another
+    process is running tasks for the same features, and StreamvidError if tasks are lost repeatedly. Finished shards are
+    kept.
     """
     shards, data = source_of(config).dataset.shards, config.data
     total = sum(shard.num_samples for shard in shards)

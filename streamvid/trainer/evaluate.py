@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batch]) -> MetricLine:
-    """Return figures for metrics.jsonl, each a mean over all samples in the batches of all ranks.
+    """Return metrics for metrics.jsonl. Each metric is a mean over all samples in the batches of all ranks.
 
-    The figures are eval_loss, and eval_loss_of_bucket, which maps bucket ids to losses. Further figures from the
-    module's `validate`, such as losses at fixed timesteps, become eval_NAME. If the module returns a value per sample,
-    repeated samples are omitted.
+    The metrics are eval_loss and eval_loss_of_bucket, which maps bucket ids to losses. Additional values from the
+    module's `validate`, such as losses at fixed timesteps, are named eval_NAME. If the module returns one value per
+    sample, repeated samples are omitted.
     """
     sums: list[HeldOut] = []
     with evaluating(module):
@@ -53,7 +53,7 @@ def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batc
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Sum of one figure over the samples in a held-out batch, and the number of these samples."""
+    """Sum of one metric over the samples in a held-out batch, and the number of these samples."""
 
     name: str
     bucket_id: str

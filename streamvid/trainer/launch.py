@@ -42,7 +42,7 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Record SIGINT, SIGTERM and SIGUSR1, so that a run can save before it stops.
 
-    A second Ctrl-C interrupts as usual.
+    A second Ctrl-C interrupts the process as usual.
     """
     request = StopRequest()
 
@@ -64,11 +64,11 @@ def stop_requests() -> Iterator[StopRequest]:
 
 @contextmanager
 def accelerating(config: TrainConfig) -> Iterator[Accelerator]:
-    """Create the Accelerator of this process. At the end, reset its settings, so that later runs can change them.
+    """Create an Accelerator for this process. On exit, reset accelerate's settings, so that later runs can change them.
 
-    If the caller created an Accelerator earlier, its settings are not reset. A process group that a launcher set up
-    remains.
-    Raises ConfigError if the launcher and the config disagree.
+    If the caller had created an Accelerator before, the settings are not reset. A process group that a launcher set up
+    is not closed.
+    Raises ConfigError if the settings of the launcher and of `config` disagree.
     """
     is_callers = is_initialized()
     try:

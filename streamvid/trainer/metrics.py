@@ -32,7 +32,7 @@ class RankReport:
     """Report from one rank on the steps since the last metrics line.
 
     figures: additional values that the module returned.
-    spent: elapsed seconds, and the loader's figures.
+    spent: elapsed seconds, and the loader's statistics.
     num_samples, num_tokens: totals since the start of the run.
     """
 
@@ -104,7 +104,7 @@ def flat(line: MetricLine) -> dict[str, float]:
 
 
 def readable(line: MetricLine, num_steps: int) -> str:
-    """Format the step and the most important figures as a log line, with three significant digits per figure."""
+    """Format the step and the most important metrics as a log line, with three significant digits per metric."""
     hidden = ("step", "samples", "tokens", "tokens_per_second", "seconds", "step_seconds")
     shown = {
         name: value
@@ -117,7 +117,7 @@ def readable(line: MetricLine, num_steps: int) -> str:
 
 
 def drop_metrics_after(folder: Path, step: int) -> None:
-    """Remove the lines for steps after `step`, and an incomplete last line that a killed run left."""
+    """Remove the lines for steps after `step`, and an incomplete last line left by a killed run."""
     path = folder / METRICS_FILE
     if not path.exists():
         return

@@ -18,7 +18,7 @@ Loss = Callable[[nn.Module, Batch], "Tensor | Mapping[str, Tensor]"]
 
 
 def own_loss(module: nn.Module, batch: Batch) -> Tensor | Mapping[str, Tensor]:
-    """Return the loss that the module's forward computes."""
+    """Return the loss that the module's `forward` computes."""
     return module(batch)  # type: ignore[no-any-return]
 
 
@@ -40,7 +40,7 @@ TASKS = {"sft": Task(), "sft:data_process": Task(features="write"), "sft:train":
 
 
 def find_task(name: str) -> Task:
-    """Return a task from TASKS by name, or import a user's task: a Task, or a function that computes its loss."""
+    """Return the task with this name, or import a user's task: a Task, or a function that computes the loss."""
     if name in TASKS:
         return TASKS[name]
     module, _, attribute = name.partition(":")
@@ -55,7 +55,7 @@ def find_task(name: str) -> Task:
 
 
 class TaskModule(nn.Module):
-    """Module that accelerate prepares. Its forward includes the frozen parts, so that FSDP gathers their weights."""
+    """Module that accelerate prepares. Its `forward` also runs the frozen parts, so that FSDP gathers their weights."""
 
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()

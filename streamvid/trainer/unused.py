@@ -11,7 +11,7 @@ from streamvid.modules.parts import some
 
 
 def allow_unused(accelerator: Accelerator, allowed: bool | None, module: nn.Module) -> None:
-    """Decide, before `prepare`, whether DDP looks for unused parameters in each step.
+    """Set whether DDP looks for unused parameters in each step. Call this function before `prepare`.
 
     allowed: value of `accelerate.find_unused_parameters`; None uses the module's attribute `has_unused_parameters`.
     """

@@ -128,9 +128,7 @@ def test_blocks_are_named_by_class_or_by_name_and_the_outermost_counts(
 
 
 def test_a_name_of_no_block_is_refused_with_those_there_are() -> None:
-    said = (
-        r"blocks contains 'DiTBlock', .*allowed: a class, such as Block \(2\), or dotted names, such as dit.blocks.\*"
-    )
+    said = r"blocks contains 'DiTBlock', .*allowed: class names, such as Block \(2\), or dotted names, such as dit.blocks.\*"
     with pytest.raises(ConfigError, match=said):
         activation_checkpointing.wrap(modules.build(), ActivationCheckpointingConfig(blocks=("Block", "DiTBlock")))
     with pytest.raises(ConfigError, match="no ModuleList in this module has more than one element"):

@@ -269,7 +269,7 @@ def test_a_pattern_of_alphas_applies_as_in_peft(tmp_path: Path) -> None:
         assert torch.allclose(fused["dit"]["block"][name].weight, layer.weight, atol=1e-5), name
     start = LoraConfig(base_model="dit", target_modules="q,to_q,v,k", rank=4, alpha=6.0, checkpoint=path)
     with pytest.raises(
-        ConfigError, match=r"has alphas 0.0, 3.0, 6.0, but .*; fuse the checkpoint with model.lora.preset_path"
+        ConfigError, match=r"has alphas 0.0, 3.0, 6.0, but .*; to fuse the checkpoint .* set model.lora.preset_path"
     ):
         lora.inject(nn.ModuleDict({"dit": nn.ModuleDict({"block": block()})}), start)
 

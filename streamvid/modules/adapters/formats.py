@@ -49,13 +49,13 @@ def encode_adapters(
     dropout: float = 0.0,
     family: str | None = None,
 ) -> EncodedAdapters:
-    """Encode the adapters of one model as a file in `format`.
+    """Return the file content that represents the adapters of one model in `format`.
 
     adapters: maps each layer's name, as in diffusers or in the original code, to its adapter. Names from known families
         are converted to the names that the format uses; other names stay unchanged.
     base: dotted name of the model in the training module.
     dropout: dropout probability used in training, which is recorded in the metadata.
-    family: see `original_names`.
+    family: name in FAMILIES; None detects the family from the layers.
     """
     match format:
         case "diffusers" | "peft":
@@ -101,9 +101,9 @@ def _kohya(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 
 
 def _config(adapters: Mapping[str, Adapter], dropout: float) -> dict[str, Any]:
-    """Return peft's configuration.
+    """Return the content of peft's adapter_config.json.
 
-    Its patterns list the layers whose rank or alpha differs from the most frequent value.
+    `rank_pattern` and `alpha_pattern` list the layers whose rank or alpha differs from the most frequent value.
     """
     rank, alpha = _most(adapters)
     return {

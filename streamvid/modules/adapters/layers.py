@@ -39,7 +39,7 @@ class Adapter:
 def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: str) -> dict[str, Adapter]:
     """Pair the LoRA tensors of each layer, and return a mapping from layer names to adapters.
 
-    tensors: NAME.lora_A.weight and NAME.lora_B.weight for each layer.
+    tensors: maps NAME.lora_A.weight and NAME.lora_B.weight to the tensors of each layer NAME.
     scales: maps each layer name to alpha / rank.
     where: description of the file, used in error messages.
     """
@@ -62,7 +62,7 @@ def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: st
 
 
 def unpaired(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
-    """Return adapter tensors under the names that `paired` reads."""
+    """Return the tensors of all adapters, with the names that `paired` expects."""
     found: dict[str, Tensor] = {}
     for layer, adapter in adapters.items():
         found |= {f"{layer}.lora_A.weight": adapter.down, f"{layer}.lora_B.weight": adapter.up}
@@ -95,7 +95,7 @@ def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
 
 
 def split(adapter: Adapter, shares: Sequence[int], where: str) -> list[Adapter]:
-    """Split the adapter of a fused layer into one per original layer.
+    """Split the adapter of a fused layer into one adapter per original layer.
 
     All resulting adapters share the down projection.
     """

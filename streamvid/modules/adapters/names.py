@@ -22,7 +22,7 @@ class Rule:
     """Names of one layer in the original code and in diffusers.
 
     theirs: name in the original code.
-    ours: names in diffusers; several layers if the original layer concatenates their outputs.
+    ours: names in diffusers; several names if the original layer concatenates the outputs of several layers.
     shares: relative number of outputs per layer in `ours`.
     """
 
@@ -82,7 +82,7 @@ def _rules(
     """Return the rules for one kind of block.
 
     table: maps each original name to its names in diffusers, separated by spaces.
-    sizes: maps an original name to the relative numbers of outputs of its layers in diffusers, if the numbers differ.
+    sizes: maps an original name to the relative output sizes of its layers in diffusers, if these sizes differ.
     """
     found = []
     for theirs, ours in table.items():

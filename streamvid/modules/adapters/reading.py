@@ -101,10 +101,10 @@ def _scales(
 ) -> dict[str, float]:
     """Return a mapping from each layer name to the factor that multiplies the layer's B @ A.
 
-    facts: result of `_facts`.
+    facts: adapter metadata, as returned by `_facts`.
     ranks: maps each layer name to its rank.
     alphas: maps layer names to alphas, for layers with a separate alpha in the file.
-    removed: prefix that all of these layer names have in the file.
+    removed: prefix that was removed from all layer names in the file.
     """
     components = {layer: f"{removed}{layer}".partition(".")[0] for layer in ranks}
     # Files whose keys lack the component, such as those of peft, have one description for all layers.
@@ -121,7 +121,7 @@ def _scales(
 
 
 def _matching(pattern: object, layer: str) -> Any:
-    """Return the value of the first key that matches a layer's name, as in peft, or None if no key matches."""
+    """Return the value of the first key that matches the layer's name under peft's rules, or None if no key matches."""
     if not isinstance(pattern, Mapping):
         return None
     return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", layer)), None)

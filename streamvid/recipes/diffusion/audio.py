@@ -16,7 +16,10 @@ _LEAST = 1e-5
 
 
 def encode_audio(vae: Any, audio: Tensor) -> Tensor:
-    """Encode audio (B, channels, samples) as normalized float32 latents (B, L, C). C combines channels and mel bins."""
+    """Encode audio (B, channels, samples) as normalized float32 latents (B, L, C).
+
+    C is the number of channels times the number of mel bins of the latents.
+    """
     config, rows = vae.config, []
     for clip in audio:  # one at a time, because the last bits depend on the batch size
         mel = log_mel(clip[None], rate=config.sample_rate, hop=config.mel_hop_length, num_bins=config.mel_bins)
@@ -35,9 +38,9 @@ def check_audio(batch: Batch, num_channels: int, rate: int, preset: str) -> None
     seconds = batch.bucket.num_frames / float(rates[0]) if len(rates) else count / rate
     if channels != num_channels or abs(count / rate - seconds) > 0.1 + 0.1 * seconds:
         raise ConfigError(
-            f"output.audio: the audio in bucket {batch.bucket.id} has {channels} channels and {count} samples for "
+            f"data.audio: the audio in bucket {batch.bucket.id} has {channels} channels and {count} samples for "
             f"{seconds:.3g} s, but this model needs {num_channels} channels and {rate} samples per second; set "
-            f"data.loader: {{output: {{audio: {{preset: {preset}}}}}}}"
+            f"data.audio: {{preset: {preset}}}"
         )
 
 

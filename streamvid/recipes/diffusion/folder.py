@@ -31,7 +31,7 @@ _PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 class ModelFolder:
     """Folder that contains a diffusers pipeline.
 
-    index: content of `model_index.json`; a component is a list [library, class].
+    index: content of `model_index.json`, which lists each component as [library, class].
     """
 
     root: Path

@@ -41,8 +41,8 @@ def video_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
 def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
     """Return a mask (B, 1, T, H, W) with values 0 and 1, or None if the batch lacks this input.
 
-    Stored values of 128 and more become 1, and smaller values become 0. For samples that lack a mask, all values are 1.
-    Raises ConfigError if the largest stored value is from 1 to 127, as in masks that store class ids.
+    Stored values of 128 or more become 1, and smaller values become 0. For samples that lack a mask, all values are 1.
+    Raises ConfigError if the largest stored value is between 1 and 127, as in masks that store class ids.
     """
     if not _has(batch, name):
         return None
@@ -68,8 +68,8 @@ def image_inputs(batch: Batch, name: str, like: Tensor) -> Tensor | None:
     if not bool(_present(batch, name, is_all=True).all()):
         raise ConfigError(
             f"a sample lacks images for the conditioning input {name}, but all samples need the same number; shard "
-            f"with --media image:{name}=COLUMN, without a question mark, and with lists of equal lengths, or omit "
-            f"{name} from data.extra_inputs to train without it"
+            f"with --media image:{name}=COLUMN (a question mark after the name would allow missing images) and with "
+            f"equally long lists, or omit {name} from data.extra_inputs to train without it"
         )
     values = batch.normalized(torch.float32, medium=name)
     if values.ndim == 6:
@@ -88,6 +88,9 @@ def _first_channel(batch: Batch, name: str) -> Tensor:
 
 
 def _present(batch: Batch, name: str, is_all: bool = False) -> Tensor:
-    """Return bool values (B,): True for samples that have an image for an input or, if `is_all`, all of its images."""
+    """Return a bool tensor (B,) that is True for samples with an image for the input `name`.
+
+    If `is_all` is True, a sample must have all of its images for this input.
+    """
     found: Tensor = batch.media_present[name].to(batch.media[name].device)
     return found if found.ndim == 1 else found.all(dim=1) if is_all else found.any(dim=1)

@@ -46,7 +46,7 @@ def weights_of(times: Tensor, weighting: Weighting, shift: float = 1.0) -> Tenso
 
     "cosmap" and "sigma-sqrt" are the weightings of Stable Diffusion 3 (`compute_loss_weighting_for_sd3` in diffusers
     0.42.1). "bell" is the weighting of DiffSynth-Studio (`set_training_weight`, diffsynth/diffusion/flow_match.py at
-    038bad0): a Gaussian around t = 0.5 that is zero at t = 1 and has a mean of 1 over 1000 steps with this time shift.
+    038bad0): a Gaussian around t = 0.5 that is zero at t = 1 and has a mean of 1 over 1000 steps with this `shift`.
     """
     match weighting:
         case "none":

@@ -90,7 +90,7 @@ def _require_floats(state: dict[str, Tensor], file: Path) -> None:
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert weights as `from_pretrained` does. Some parts stay in float32."""
+    """Convert weights to `dtype`, except for the parts that `from_pretrained` keeps in float32."""
     exact = set(getattr(module, "_keep_in_fp32_modules", None) or ())
     for name, parameter in module.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if exact & set(name.split(".")) else dtype)

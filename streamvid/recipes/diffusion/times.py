@@ -67,7 +67,7 @@ def shifted(times: Tensor, shift: float) -> Tensor:
 
 
 def _number_of(time: float, config: DiffusionConfig, shift: float) -> float:
-    """Invert `times_of` for a single time."""
+    """Return the uniform number that `times_of` maps to `time`."""
     if not 0 < time < 1:
         return time
     time = time / (shift - (shift - 1) * time)

@@ -156,7 +156,7 @@ class DiffusionTraining(nn.Module):
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
         """Return the tensors that the transformer needs in addition to latents and texts.
 
-        video: floats (B, 3, T, H, W).
+        video: float tensor (B, 3, T, H, W) with values in -1..1.
         """
         return {}
 
@@ -180,7 +180,7 @@ class DiffusionTraining(nn.Module):
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
         """Return additional arguments for the pipeline's `encode_prompt`.
 
-        image: uint8 (3, H, W), if the recipe uses one.
+        image: uint8 (3, H, W), if the recipe uses an image.
         """
         return {"do_classifier_free_guidance": False}
 
@@ -260,7 +260,7 @@ class DiffusionTraining(nn.Module):
         return latents[:, :, :1]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the transformer's prediction for noisy latents, in the shape of the latents."""
+        """Return the transformer's prediction for noisy latents. It has the shape of the latents."""
         raise NotImplementedError
 
     # Samples
@@ -350,7 +350,7 @@ class DiffusionTraining(nn.Module):
     def prepare(self, pipe: Any, batch: Batch, row: int) -> None:
         """Pass outputs of `encode` to the pipeline in place of the values that it would compute from pixels.
 
-        This is necessary because stored samples do not contain the pixels of their conditions.
+        This is necessary because stored samples do not contain the pixels of their conditioning inputs.
         """
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
@@ -364,7 +364,10 @@ class DiffusionTraining(nn.Module):
         return self.prompt_arguments({f"negative_{name}": rows for name, rows in self.encode_text([""]).items()})
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the pipeline's arguments for encoded texts. texts: maps names to tensors (1, …)."""
+        """Return the pipeline's arguments for encoded texts.
+
+        texts: maps names to tensors (1, …).
+        """
         return texts
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
@@ -374,7 +377,7 @@ class DiffusionTraining(nn.Module):
     # Sizes and first frames
 
     def first_frames(self, batch: Batch, video: Tensor) -> Tensor:
-        """Return the first frames of the clips or of the configured input, as floats (B, 3, 1, H, W) in -1..1."""
+        """Return the first frames of the clips or of the input `config.image`, with shape (B, 3, 1, H, W)."""
         if self.config.image is None:
             return video[:, :, :1]
         if self.config.image not in getattr(batch, "media", {}):

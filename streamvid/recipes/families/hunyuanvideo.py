@@ -112,7 +112,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         return bool(self.transformer.config.image_condition_type == "token_replace")
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
-        """Return the image that is encoded with a text, and the interval between the image states that are used."""
+        """Return the image to encode together with the text, and the interval between the image states to use."""
         pixels = torch.zeros(3, 64, 64, dtype=torch.uint8) if image is None or not text else image
         return {"image": as_image(pixels), "image_embed_interleave": 4 if self.replaces() else 2}
 
@@ -122,9 +122,9 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         return {"first_frame": as_pixels(first), "condition": encode_clips(self.vae, first, "mean", batch.sample_seeds)}
 
     def check_size(self, size: tuple[int, int, int], bucket: str) -> None:
-        """Raise ConfigError as in the base class, and also for images if the first frame is given to the model.
+        """Raise ConfigError for an unsupported size and, if the first frame is an input to the model, for images.
 
-        An image has no frames other than the first, so there would be nothing to predict.
+        An image has only one frame, so the model would have nothing to predict.
         """
         if self.replaces() and size[0] == 1:
             raise ConfigError(

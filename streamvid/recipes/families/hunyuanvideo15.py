@@ -126,5 +126,5 @@ class HunyuanVideo15Training(DiffusionTraining):
         return {"guider": ClassifierFreeGuidance(guidance_scale=self.config.guidance)}
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the image for image to video, and otherwise nothing. The guider contains the guidance scale."""
+        """Return the image, if the model needs one. The guidance scale is set in the guider instead."""
         return {"image": as_image(batch.first_frame[row])} if self.uses_image() else {}

@@ -123,7 +123,7 @@ class Ltx2Training(LtxTraining):
         return uniform_numbers(latents.shape[1:], seeds, latents.device)[0]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity that is predicted for the video if there is no audio."""
+        """Return the predicted velocity of the video, without audio as an input."""
         return self._velocities(slice(None), noisy, None, drawn, batch)[0]
 
     def _velocities(
@@ -167,5 +167,5 @@ class Ltx2Training(LtxTraining):
         return self._text_states(batch.text[row])
 
     def negative_arguments(self) -> dict[str, Tensor]:
-        """Return the input for the pipeline's connectors that represents an empty text."""
+        """Return the input that represents an empty text to the pipeline's connectors."""
         return {f"negative_{name}": states for name, states in self._text_states("").items()}

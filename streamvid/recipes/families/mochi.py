@@ -52,7 +52,7 @@ class MochiTraining(DiffusionTraining):
         return 6, 8 * self.transformer.config.patch_size
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the predicted velocity from latents to noise."""
+        """Return the predicted velocity, in the direction from latents to noise."""
         model = self.transformer
         found: Tensor = model(
             hidden_states=noisy.to(model.dtype),

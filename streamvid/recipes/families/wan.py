@@ -122,7 +122,7 @@ class WanTraining(DiffusionTraining):
         return {name: self.folder.setting(name, None) for name in ("boundary_ratio", "expand_timesteps")}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return, for each sample, the velocity predicted by the expert that is responsible for its time."""
+        """Return the predicted velocity. Each sample's time determines which expert predicts it."""
         models = [getattr(self, name) for name in self.denoiser_names()]
         if len(models) == 1:
             return self._velocity(models[0], slice(None), noisy, drawn, batch)

@@ -62,7 +62,7 @@ class PatchCodec(nn.Module):
         return (self.channels * math.prod(self.patch), *grid_size(size, self.patch))
 
     def encode(self, video: Tensor) -> Tensor:
-        """Encode a video (B, C, T, H, W) as latents (B, C·pt·ph·pw, t, h, w), a view of its patches."""
+        """Encode a video (B, C, T, H, W) as latents (B, C·pt·ph·pw, t, h, w)."""
         t, h, w = grid_size((video.shape[2], video.shape[3], video.shape[4]), self.patch)
         return patchify(video, self.patch).reshape(video.shape[0], t, h, w, -1).permute(0, 4, 1, 2, 3)
 

@@ -27,7 +27,7 @@ def draw_noise_and_times(
     shape: latent shape of one sample.
     seeds: B integers from 0 to 2**63 - 1.
     device: device that draws the numbers; different types of devices draw different numbers.
-    shift: see `shifted`.
+    shift: time shift; values above 1 move the times toward the noise.
     """
     noise = torch.empty(len(seeds), *shape, device=device)
     logits = torch.empty(len(seeds), device=device)
@@ -60,8 +60,8 @@ def sample_by_euler(velocity: Velocity, noise: Tensor, num_steps: int, shift: fl
 
 
 def guided(with_text: Tensor, without: Tensor, guidance: float) -> Tensor:
-    """Combine the velocities with and without text by classifier-free guidance.
+    """Combine the velocities with and without text, using classifier-free guidance.
 
-    A guidance of 0 returns `without`, a guidance of 1 returns `with_text`, and a larger guidance extrapolates.
+    A guidance scale of 0 gives `without`, 1 gives `with_text`, and a larger scale extrapolates.
     """
     return without + guidance * (with_text - without)

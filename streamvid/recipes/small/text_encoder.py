@@ -209,7 +209,10 @@ def build_text_encoder(config: TextConfig) -> BytesEncoder | TransformersEncoder
 
 
 def pad_states(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Pad B tensors (L_i, D) with zeros. Return (B, L_max, D), and a bool mask (B, L_max) that is False for padding."""
+    """Pad B tensors (L_i, D) with zeros to one tensor (B, L_max, D).
+
+    Return this tensor and a bool mask (B, L_max) that is False for padding.
+    """
     padded = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
     lengths = torch.tensor([len(rows) for rows in states], device=padded.device)
     return padded, torch.arange(padded.shape[1], device=padded.device)[None] < lengths[:, None]

@@ -76,7 +76,7 @@ class SmallConfig(Options):
                     "codec to 'autoencoder'"
                 )
         is_divided = self.dim % 2 == 0 and self.dim % self.heads == 0
-        require(is_divided, "dim", self.dim, f"an even number of at least 6 that is divisible by heads={self.heads}")
+        require(is_divided, "dim", self.dim, f"an even number that is at least 6 and divisible by heads={self.heads}")
         patch = self.token_size
         require(len(patch) == 3 and min(patch) >= 1, "patch", patch, "three sizes (T, H, W) of at least 1")
         even = self.audio_window is None or self.audio_window % 2 == 0
@@ -199,7 +199,7 @@ class SmallTraining(nn.Module):
     def sample(self, batch: Batch) -> Tensor:
         """Render a uint8 video of the bucket's size for each text in a batch. Return videos (B, 3, T, H, W).
 
-        The noise is drawn with the batch's seeds.
+        The noise is drawn from the batch's seeds.
         """
         device, size = self.transformer.always.device, batch.bucket.shape
         codec = self.autoencoder if hasattr(self, "autoencoder") else self.config.build_codec().to(device)

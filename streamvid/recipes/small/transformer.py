@@ -24,7 +24,7 @@ TIME_FREQUENCIES = 128
 
 
 def wave_features(position: Tensor, num_frequencies: int, longest: float = 10_000.0) -> Tensor:
-    """Map positions (…,) to float32 (…, 2·num_frequencies): cosines and sines of decreasing frequency."""
+    """Map positions (…,) to float32 features (…, 2·num_frequencies): cosines and sines of decreasing frequency."""
     exponent = torch.arange(num_frequencies, device=position.device, dtype=torch.float32) / num_frequencies
     angle = position.float()[..., None] * torch.exp(-math.log(longest) * exponent)
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
@@ -79,7 +79,7 @@ class TransformerBlock(nn.Module):
         self.modulation = _zero(nn.Linear(dim, 9 * dim))
 
     def forward(self, tokens: Tensor, condition: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-        """Map tokens (B, N, dim) to (B, N, dim), given condition (B, dim), text (B, L, dim) and a bool mask (B, L)."""
+        """Map tokens (B, N, dim) to (B, N, dim), given a condition (B, dim), text (B, L, dim) and a mask (B, L)."""
         own, cross, ffn = self.modulation(condition)[:, None].chunk(3, dim=-1)
         normed, gate = self._modulated(tokens, own)
         tokens = tokens + gate * self.self_attn(normed, normed)
@@ -173,7 +173,7 @@ def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
 def mean_over_time(states: Tensor, length: int) -> Tensor:
     """Divide the duration of states (B, M, dim) into `length` equal parts.
 
-    Return the mean of each part (B, length, dim).
+    Return the mean of each part, with shape (B, length, dim).
     """
     return functional.adaptive_avg_pool1d(states.transpose(1, 2), length).transpose(1, 2)
 

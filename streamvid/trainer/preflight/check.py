@@ -88,7 +88,7 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
     """Check a configuration without saving anything.
 
     device_bytes: memory of the device that will train; None uses the memory of this machine's device.
-    Raises the errors that would stop a run before its first batch, for example if the model's rule rejects the dataset.
+    Raises the errors that would stop a run before its first batch, for example if the model rejects a bucket size.
     """
     has_blocks = bool(config.model.activation_checkpointing.blocks)
     with open_trial(config, checkpoints_activations=False) as trial:
@@ -155,7 +155,7 @@ def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
 
 
 def _activations(trial: TrialRun, batches: Sequence[Batch]) -> Activations:
-    """Count activation bytes without and with checkpointing. Afterwards, the blocks remain checkpointed."""
+    """Count activation bytes before and after checkpointing is enabled. It remains enabled."""
     tokens = [_tokens(trial, batch.bucket) for batch in batches]
     stored = count_activations(trial, batches, tokens)
     num_blocks = checkpoint_blocks(trial)
@@ -213,7 +213,10 @@ def _rows(
 
 
 def _check_sizes(trial: TrialRun, buckets: Sequence[Bucket]) -> None:
-    """If the module has a VAE and a method `check_size`, let this method reject unsupported sizes."""
+    """Raise ConfigError if the model's `check_size` rejects a bucket size.
+
+    Models that lack a VAE or the method `check_size` are not checked.
+    """
     model: Any = trial.module.model
     if not hasattr(model, "check_size") or not hasattr(model, "vae"):
         return

@@ -96,7 +96,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Size in bytes of a batch including the outputs of `encode`, and peak memory in bytes while it was encoded."""
+    """Size of a batch with the outputs of `encode`, and peak memory while it was encoded, both in bytes."""
 
     bytes: int
     peak_bytes: int

@@ -22,7 +22,7 @@ class MeasuredCosts:
     """Result of `profile`.
 
     seconds: maps (bucket id, batch size) to the median number of seconds per step.
-    costs: cost table, with predictions for buckets that have no step.
+    costs: cost table, with predictions for buckets that were not measured.
     """
 
     seconds: dict[tuple[str, int], float]

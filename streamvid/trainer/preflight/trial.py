@@ -43,11 +43,11 @@ class TrialRun:
 
     @property
     def buckets(self) -> Sequence[Bucket]:
-        """Buckets that have a step, the costliest bucket first."""
+        """Buckets with at least one step, the costliest bucket first."""
         return [batch.bucket for batch in self.batches()]
 
     def batches(self) -> list[Batch]:
-        """Return one batch in host memory for each bucket that has a step."""
+        """Return one batch in host memory for each bucket with at least one step."""
         steps = {row.bucket_id: row.num_steps for row in self.loader.plan_report()}
         self.loader.set_epoch(0)
         return [batch.clone() for batch in itertools.islice(self.loader, sum(count > 0 for count in steps.values()))]

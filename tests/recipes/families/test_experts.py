@@ -84,7 +84,7 @@ def test_full_weights_of_both_experts_become_one_folder(model: Path, tmp_path: P
 
 
 def test_adapters_to_start_from_belong_to_one_expert(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="null, unless base_model names one child"):
+    with pytest.raises(ConfigError, match="null, unless base_model names exactly one child"):
         LoraConfig(base_model="transformer,transformer_2", checkpoint=tmp_path / "lora.safetensors")
 
 
