@@ -185,7 +185,7 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path, num_workers:
     received = []
     with streamvid.VideoLoader(root, batch_size=1, num_workers=num_workers, shuffle="none") as loader:
         for _ in range(2):
-            says = r"sample 96x64-5f-\d .*000000.tar.*96x64-5f\).*No other sample of its"
+            says = r"sample 96x64-5f-\d .*000000.tar.*96x64-5f\).*No other sample in its"
             with pytest.raises(SampleError, match=says):
                 for batch in loader:
                     received += batch.sample_keys
