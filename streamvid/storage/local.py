@@ -48,20 +48,17 @@ class LocalStore(Store):
             return self.path(path).read_bytes()
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
-        with self._naming("read", path):
-            descriptor = os.open(f"{self.root}/{check_relative(path)}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                for offset, buffer in ranges:
-                    done = fill(descriptor, offset, buffer)
-                    if done < len(buffer):
-                        raise StorageError(
-                            f"{self.url}: {path} ends at byte {offset + done}, but the read extends to byte "
-                            f"{offset + len(buffer)}. The file is truncated or has changed; copy it again"
-                        )
-                if version and _state(path, os.fstat(descriptor)).version != version:
-                    raise StorageError(f"{self.url}: {path} changed while it was in use; run the command again")
-            finally:
-                os.close(descriptor)
+        # A file object, unlike a descriptor, is closed if a signal's exception arrives before the `with` block.
+        with self._naming("read", path), self.path(path).open("rb", buffering=0) as file:
+            for offset, buffer in ranges:
+                done = fill(file.fileno(), offset, buffer)
+                if done < len(buffer):
+                    raise StorageError(
+                        f"{self.url}: {path} ends at byte {offset + done}, but the read extends to byte "
+                        f"{offset + len(buffer)}. The file is truncated or has changed; copy it again"
+                    )
+            if version and _state(path, os.fstat(file.fileno())).version != version:
+                raise StorageError(f"{self.url}: {path} changed while it was in use; run the command again")
 
     def read_at_once(self, path: str, ranges: Ranges) -> bool:
         if _NO_WAIT is None:

@@ -151,3 +151,28 @@ def test_of_many_creations_one_succeeds_on_a_file_system_without_links(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "lease.json"]
     data = (tmp_path / "lease.json").read_bytes()
     assert data == data[:1] * 1000
+
+
+INTERRUPTED = """
+import os, random, signal, sys
+from pathlib import Path
+from streamvid.storage import LocalStore
+
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+store, choose, before = LocalStore(Path(sys.argv[1])), random.Random(0), len(os.listdir("/proc/self/fd"))
+for _ in range(3000):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, choose.uniform(2e-6, 1e-4))
+        for _ in range(5):
+            store.read_ranges("a", [(0, memoryview(bytearray(10)))])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+print(len(os.listdir("/proc/self/fd")) - before)
+"""
+
+
+def test_an_interrupted_read_leaves_no_file_open(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(10))
+    assert run_python(INTERRUPTED, tmp_path).stdout == "0\n"
