@@ -155,7 +155,7 @@ def _span(record: Record, probe: Probe) -> Span:
 
 
 def _curated(record: Record, probe: Probe | Rejected, span: Span, findings: Mapping[Key, Finding]) -> Iterator[Record]:
-    """Yield the record, or one record per scene, with figures. Raises Rejected if the file could not be measured."""
+    """Yield the record with its figures, or one record per scene. Raises Rejected if the file could not be measured."""
     if isinstance(probe, Rejected):
         yield record
         return

@@ -337,5 +337,5 @@ class _Growth:
 
 
 def _wanted(samples: Iterable[PlannedSample], options: ShardOptions) -> dict[Key, Job]:
-    """Return the jobs for these samples, by `Job.key`."""
+    """Map the key of each job for these samples to the job."""
     return {job.key: job for sample in samples for job in jobs_of(sample, options)}

@@ -108,7 +108,7 @@ def _count(value: object) -> int:
 def look_up(plan: ShardPlan, shards: Sequence[PlannedShard], options: ShardOptions) -> ShardPlan:
     """Add the sizes and versions of the files in these shards to the plan. Return the new plan.
 
-    Samples with missing files become rejections.
+    Samples whose files are missing are rejected.
     """
 
     def found(sample: PlannedSample) -> PlannedSample | Rejection:

@@ -73,7 +73,7 @@ class Where:
         return bool(self.node.columns & self.figures) and " is None" not in self.node.text
 
     def keep(self, records: RecordSet, probes: Probes | None, *, is_final: bool = True) -> RecordSet:
-        """Return the records for which the condition is true. All other records become rejections of kind "where".
+        """Return the records for which the condition is true. Reject all other records with kind "where".
 
         is_final: False to keep records for which the result is unknown until figures are known.
         probes: results of probing all records, if the condition requires them. A record that probing rejected is kept,

@@ -106,7 +106,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Rejected input row, with the reason. kind: class of the reason. row: row number, starting at 0."""
+    """Rejected input row, with the reason. kind: category of the reason. row: row number, starting at 0."""
 
     row: int
     source: str
@@ -177,7 +177,7 @@ def read_records(
 
 
 def _what_is_missing(found: SourceInput, source: str | Path, options: ShardOptions) -> str:
-    """Return an explanation of why an input has no rows, and the remedy."""
+    """Explain why an input has no rows, and what to do."""
     if found.layout == "dataset":
         return f"the dataset {found.place.url} has no samples; check the path"
     if found.table is not None and found.layout != "tars":
