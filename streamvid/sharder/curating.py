@@ -69,8 +69,8 @@ def curate(
     """Measure the records' files, or this task's share of these files. Return the records with their figures.
 
     With `scene_cuts`, each record is replaced with one record per scene. A record whose file cannot be decoded, or
-    whose time range does not fit its video, is rejected. A record that probing rejected is kept, so that its
-    rejection reports the reason from probing. For the other arguments, see `probe_all`.
+    whose time range does not fit its video, is rejected. A record that was already rejected by probing is kept,
+    so that the original reason is reported. For the other arguments, see `probe_all`.
     Raises TasksUnfinished unless other tasks have measured the remaining files.
     """
     spans = _Spans.of(records, probes)

@@ -139,7 +139,7 @@ def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterato
 
 
 class _Repeats:
-    """Counts the samples that share a name, window and bucket. Names that only one record has are not counted.
+    """Counts the samples that share a name, window and bucket. Names that occur in only one record are not counted.
 
     For a name that is already in the dataset, counting starts at the number of rows with that name, so that no key is
     used twice.

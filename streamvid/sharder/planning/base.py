@@ -188,7 +188,7 @@ _OTHER = "the dataset contains another file with this name and a different size"
 
 
 def _sized(entries: InputRows, field_name: str) -> npt.NDArray[np.uint64]:
-    """Return, for each entry, a hash of the given field and of the file's size."""
+    """Return a hash of the given field and the file's size for each entry."""
     hashes: npt.NDArray[np.uint64] = entries[field_name] ^ (entries["num_bytes"].astype(np.uint64) * np.uint64(_ODD))
     return hashes
 

@@ -275,7 +275,8 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
     place, table = found.place, found.table
     if options.clips.is_text and table is None:
         raise SourceError(
-            f"{place.url} has no metadata, but clips='text' (--clips text) requires metadata rows; add a metadata file"
+            f"{place.url} has no metadata, but clips.kind='text' (--clips text) requires metadata rows; add a metadata "
+            "file"
         )
     check_columns(table, options.source.media_columns)
     if table is None and options.source.time_columns:
@@ -361,7 +362,7 @@ def _video_column(found: SourceInput, table: MetadataTable, options: ShardOption
         return find_column(table.names, asked, usual, "source.video_column")
     except SourceError as error:
         raise SourceError(
-            f"{error}; for a dataset of captions without videos, use clips='text' (--clips text)"
+            f"{error}; for a dataset of captions without videos, use clips.kind='text' (--clips text)"
         ) from None
 
 

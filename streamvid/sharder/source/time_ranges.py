@@ -82,7 +82,7 @@ class TimeColumns:
     def ranges(self, cells: Sequence[object]) -> list[TimeRange]:
         """Return the ranges of a row; see `parse_ranges`.
 
-        Values in a second column with a name like "duration" are durations.
+        The second column contains durations if its name contains the word "duration" or "length".
         """
         if not self.names:
             return []

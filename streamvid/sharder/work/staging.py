@@ -256,7 +256,7 @@ def leased(dest: Destination, share: Share = WHOLE, *, admits_tasks: bool = Fals
     """Hold the lease for a run or task at `dest`. The lease also excludes other machines.
 
     A run without tasks excludes all other runs. A task excludes only other runs of the same task.
-    admits_tasks: True for a run that first lets other machines do tasks.
+    admits_tasks: True for a run that first lets other machines run tasks.
     Raises DatasetError if another process is working at `dest`.
     """
     is_new = isinstance(dest.store, LocalStore) and not dest.store.root.exists()

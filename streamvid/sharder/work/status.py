@@ -54,7 +54,7 @@ class Phase:
 
     @property
     def seconds_left(self) -> float | None:
-        """Expected remaining time of the phase at its average rate, or None if the rate is unknown."""
+        """Expected remaining time for the phase, based on its average rate; None if the rate is unknown."""
         return None if self.per_second is None else (self.total - self.done) / self.per_second
 
     def to_json(self) -> dict[str, Any]:
