@@ -177,7 +177,7 @@ class Staging:
         return {state.path.rpartition("/")[2] for state in self.store.files(f"{STAGING}/{folder.name}")}
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
-        """Copy into the plan's folder the markers of shards that other machines finished."""
+        """Copy the markers of shards that other machines finished into the plan's folder."""
         if self.store.is_local:
             return
         prefix = f"{STAGING}/{folder.name}"
