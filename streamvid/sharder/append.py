@@ -80,14 +80,16 @@ def append_options(dataset: str | Path, given: Mapping[str, Any]) -> ShardOption
     store = open_store(check_newest(dataset), StorageOptions.of(given.get("storage")))
     options = options_like(read_manifest(store).build["options"], given, store.url)
     if options.work.overwrite:
-        raise ConfigError("overwrite=True cannot be combined with append, which replaces nothing; omit overwrite")
+        raise ConfigError(
+            "overwrite=True cannot be combined with append, which never replaces a dataset; omit overwrite"
+        )
     if options.curation.dedup is not None:
         raise ConfigError(
-            f"curation.dedup={options.curation.dedup!r}: the dataset at {store.url} was built with this option, and "
-            "near-duplicates can be found only if all rows are compared with each other. Either build a new dataset "
-            f"from the old and new sources together: streamvid shard OLD NEW DEST --dedup {options.curation.dedup}; "
-            "or, to accept near-duplicates of old rows, build a dataset from the new source alone and add it: "
-            f"streamvid merge {store.url} DEST"
+            f"cannot append to the dataset at {store.url}, because it was built with curation.dedup="
+            f"{options.curation.dedup!r}, and near-duplicates can be found only if all rows are compared with each "
+            "other. Build a new dataset from the old and new sources together: streamvid shard OLD NEW DEST --dedup "
+            f"{options.curation.dedup}. Or, to accept near-duplicates of old rows, build a dataset from the new source "
+            f"alone, and merge it: streamvid shard NEW DEST, then streamvid merge {store.url} DEST"
         )
     return options
 

@@ -75,8 +75,8 @@ def input_sha256(shard: PlannedShard) -> str:
 class Marker:
     """Record of a finished shard: checksums and sizes of the written files.
 
-    member_offsets, member_sha256: for each sample, the tar offsets and the checksums of its clip and conditioning
-        inputs, in the same order.
+    member_offsets: for each sample, the offsets of its clip and conditioning inputs in the tar.
+    member_sha256: for each sample, the checksums of the same files in the same order.
     audio: for each sample, the fields of its AudioEntry, or None if the clip has no audio.
     """
 
@@ -300,13 +300,13 @@ class _Clips:
     audio_indexes: list[AudioIndex | None] = field(default_factory=list)
 
     def packets(self) -> bytes:
-        """Return the packet table of the shard, or b"" if none of its clips has an index."""
+        """Return the packet table of the shard, or b"" if none of its clips has a packet index."""
         has_index = any(self.indexes) or any(self.audio_indexes)
         return encode_packets(self.indexes, self.audio_indexes) if has_index else b""
 
 
 def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield each sample as (key, contents of its tar members by extension)."""
+    """Yield (key, members) for each sample. `members` maps the extension of each tar member to its contents."""
     from streamvid.video.clip_index import index_clip
     from streamvid.video.limits import STORED_LIMITS
 

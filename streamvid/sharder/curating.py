@@ -69,8 +69,8 @@ def curate(
     """Measure the records' files, or this task's share of these files. Return the records with their figures.
 
     With `scene_cuts`, each record is replaced with one record per scene. A record whose file cannot be decoded, or
-    whose time range does not fit its video, is rejected. A record that probing rejected is kept, so that its
-    rejection reports the reason from probing. For the other arguments, see `probe_all`.
+    whose time range does not fit its video, is rejected. A record that was already rejected by probing is kept,
+    so that the original reason is reported. For the other arguments, see `probe_all`.
     Raises TasksUnfinished unless other tasks have measured the remaining files.
     """
     spans = _Spans.of(records, probes)
@@ -155,7 +155,7 @@ def _span(record: Record, probe: Probe) -> Span:
 
 
 def _curated(record: Record, probe: Probe | Rejected, span: Span, findings: Mapping[Key, Finding]) -> Iterator[Record]:
-    """Yield the record, or one record per scene, with figures. Raises Rejected if the file could not be measured."""
+    """Yield the record with its figures, or one record per scene. Raises Rejected if the file could not be measured."""
     if isinstance(probe, Rejected):
         yield record
         return

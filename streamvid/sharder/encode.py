@@ -290,10 +290,8 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
         raise Rejected(f"{reason}; use a lower crf for higher quality", kind="min-psnr")
     most = _max_bytes(job, options)
     if most is not None and clip.num_bytes > most:
-        reason = (
-            f"even at the highest crf, the clip has {clip.num_bytes} bytes, which exceeds the {most:.0f} bytes that"
-        )
-        raise Rejected(f"{reason} max_growth={options.clips.max_growth:g} allows", kind="max-growth")
+        reason = f"even at the highest crf, the clip has {clip.num_bytes} bytes, but at most {most:.0f} are allowed"
+        raise Rejected(f"{reason} (max_growth={options.clips.max_growth:g})", kind="max-growth")
     return clip
 
 
@@ -337,5 +335,5 @@ class _Growth:
 
 
 def _wanted(samples: Iterable[PlannedSample], options: ShardOptions) -> dict[Key, Job]:
-    """Return the jobs for these samples, by `Job.key`."""
+    """Map the key of each job for these samples to the job."""
     return {job.key: job for sample in samples for job in jobs_of(sample, options)}

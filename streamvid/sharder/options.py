@@ -92,8 +92,8 @@ class ClipOptions:
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="How to select frames: the frames nearest to the times that --fps gives; every nth frame, with the "
-        "smallest n that keeps the rate within --fps; or the frame numbers that DiffSynth-Studio computes.",
+        help="Select the frames nearest in time at --fps, every nth frame without exceeding --fps, or the same frames "
+        "as DiffSynth-Studio.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(
@@ -303,8 +303,8 @@ class ShardOptions:
         if self.curation.black_bars and self.source.media and self.clips.is_native:
             raise ConfigError(
                 "curation.black_bars=True cannot be combined with source.media and clips.kind='native', because the "
-                "bars would be cropped from the clips, but not from the conditioning inputs; omit one of these "
-                "options"
+                "bars would be cropped from the clips, but not from the conditioning inputs; omit "
+                "curation.black_bars or source.media"
             )
 
     def _check_audio(self) -> None:

@@ -65,7 +65,7 @@ def seal(
     progress: Progress,
     base: Base | None = None,
 ) -> None:
-    """Write the index, the files that only other tools read, and the manifest. Then remove the staging folder.
+    """Write the index, the files for other tools, and the manifest. Then remove the staging folder.
 
     known: the input rows to record.
     base: for an append, the dataset whose next version is published. No version is published if there is nothing to

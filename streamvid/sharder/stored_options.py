@@ -130,7 +130,7 @@ def _curation(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `tree` updated with the nested values of `given`, which take precedence."""
+    """Merge nested mappings. Values in `given` take precedence over values in `tree`."""
     merged = dict(tree)
     for name, value in given.items():
         is_nested = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)

@@ -28,7 +28,7 @@ TEXT_EXTENSION = "txt"
 
 
 def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
-    """Create an instance of `cls` with the values of `source` for all fields that both have.
+    """Create an instance of `cls`, and copy the fields that it shares with `source`.
 
     Values in `others` take precedence.
     """

@@ -34,14 +34,16 @@ class WorkOptions:
         maximum=1024,
         shown_default="one per CPU",
     )
-    overwrite: bool = option(False, help="If DEST already contains a different sealed dataset, replace it.", group="")
+    overwrite: bool = option(
+        False, help="Replace a sealed dataset at DEST whose input or options differ from this build's.", group=""
+    )
     work_dir: str | Path | None = option(
         None, help="Local folder for unfinished work, if DEST is in an object store.", metavar="FOLDER"
     )
     cluster: ClusterOptions = option(default_factory=ClusterOptions, group="")
     probe_timeout_seconds: float = option(
         60.0,
-        help="Seconds allowed to probe one file.",
+        help="Time limit for probing one file, in seconds.",
         metavar="S",
         flag="--probe-timeout",
         above=0,
@@ -49,7 +51,7 @@ class WorkOptions:
     )
     encode_timeout_seconds: float = option(
         4 * 3600.0,
-        help="Seconds allowed to encode one clip or to decode one whole file.",
+        help="Time limit for encoding one clip or decoding one whole file, in seconds.",
         metavar="S",
         flag="--encode-timeout",
         above=0,

@@ -289,7 +289,9 @@ def test_what_is_of_pictures_alone_is_refused_for_texts(options: dict[str, Any],
 def test_metadata_without_videos_names_the_way(tmp_path: Path) -> None:
     """A misspelt column of videos is no dataset of texts unasked."""
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}])
-    with pytest.raises(SourceError, match="for a dataset of captions without videos, use clips='text' .--clips text."):
+    with pytest.raises(
+        SourceError, match="for a dataset of captions without videos, use clips.kind='text' .--clips text."
+    ):
         built(path, tmp_path / "ds")
     (tmp_path / "folder").mkdir()
     with pytest.raises(SourceError, match="has no metadata"):

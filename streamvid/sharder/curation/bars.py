@@ -32,7 +32,7 @@ class BlackBars:
         self._size = luma.shape[1], luma.shape[0]
 
     def value(self, start: int, stop: int) -> list[int] | None:
-        """Return the bars (left, top, right, bottom) for samples `start` to `stop` (exclusive), or None."""
+        """Return the bars (left, top, right, bottom) for samples `start` to `stop` (exclusive), or None if unknown."""
         found = [bars for bars in self._found[start:stop] if bars is not None]
         if not found:
             return None

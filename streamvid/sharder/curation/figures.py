@@ -75,10 +75,10 @@ class Motion:
 class Blur:
     """Perceptual blur (Crete et al., "The blur effect", 2007), from 0 (sharp) to 1 (blurred).
 
-    Blurring changes a sharp picture more than a picture that is already blurred. A sample's figure is the share of the
-    differences between neighboring pixels that remains after a 9-pixel box filter, in the direction with the larger
-    share. The longer side of the picture has at most 512 pixels. The value is the mean over all samples, or None if all
-    samples are flat or too small.
+    Blurring changes a sharp picture more than a picture that is already blurred. The figure for a sample is the
+    share of the differences between neighboring pixels that remains after a 9-pixel box filter. It is computed
+    horizontally and vertically, and the larger share is used. The longer side of the picture has at most 512 pixels.
+    The value is the mean over all samples, or None if all samples are flat or too small.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Blur:
 
 
 def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
-    """Return, in millionths, the share of the differences between neighboring rows that remains after a box filter.
+    """Return the share (in millionths) of the differences between neighboring rows that remains after a box filter.
 
     Return None if there are no differences or too few rows.
     """

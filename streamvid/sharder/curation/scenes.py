@@ -31,7 +31,7 @@ class CutDetector:
         self._num_pixels = 1
 
     def see(self, frame: FrameView) -> None:
-        """Measure the next frame. Frames must be in ascending order, and may be left out only where there is no cut."""
+        """Measure the next frame. Frames must be in ascending order, without gaps in ranges passed to `cuts`."""
         planes = tuple(plane.astype(np.int64) for plane in frame.picture(_SIDE))
         self._num_pixels = planes[0].size
         if self._last is not None and self._last[0] == frame.number - 1:

@@ -86,11 +86,11 @@ def from_text(text: str) -> Words:
 
 @lru_cache(64)
 def _cosines(size: int) -> npt.NDArray[np.float64]:
-    """Return the lowest basis functions of the cosine transform for `size` values, scaled to integers."""
+    """Return the lowest-frequency cosine basis functions for `size` values, scaled to integers."""
     places = np.arange(_SIDE)[:, None] * (2 * np.arange(size) + 1)[None]
     return np.asarray(np.rint(_COSINE * np.cos(np.pi * places / (2 * size))))
 
 
 def _divided(values: Integers, divisor: int) -> Integers:
-    """Return the quotients, rounded to the nearest integer."""
+    """Divide integers, and round the quotients to the nearest integer."""
     return np.asarray((2 * values + divisor) // (2 * divisor))

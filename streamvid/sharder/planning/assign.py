@@ -139,7 +139,7 @@ def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterato
 
 
 class _Repeats:
-    """Counts the samples that share a name, window and bucket. Names that only one record has are not counted.
+    """Counts the samples that share a name, window and bucket. Names that occur in only one record are not counted.
 
     For a name that is already in the dataset, counting starts at the number of rows with that name, so that no key is
     used twice.
@@ -162,7 +162,7 @@ class _Repeats:
 
 @dataclass
 class _Assigner:
-    """Assignment in progress. rejections: the windows that were rejected individually."""
+    """Assigns buckets and keys to records. rejections: rejections of single windows rather than whole records."""
 
     probes: Probes
     options: ShardOptions
@@ -270,7 +270,7 @@ def assign_audio(
 
 
 _HAS_PICTURES = (
-    "the file has pictures, and clips.kind='audio' stores only audio files; extract its audio (ffmpeg -i IN -vn "
+    "the file has pictures, but clips.kind='audio' stores only audio files; extract its audio (ffmpeg -i IN -vn "
     "-c:a copy OUT.m4a), or shard it with --clips copy, which keeps its audio"
 )
 

@@ -78,14 +78,14 @@ class Base:
 
     @cached_property
     def _stored_schema(self) -> pa.Schema:
-        """Schema of the sample files, read from the smallest file because reading requires verifying a whole file."""
+        """Schema of the sample files. It is read from the smallest one, because the whole file must be verified."""
         import pyarrow as pa
 
         smallest = min(self.manifest.files.samples, key=lambda file: file.num_bytes, default=None)
         return pa.schema([]) if smallest is None else SamplesFile(self.dataset.store, smallest).arrow_schema()
 
     def added_types(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the `types` that the sample files cannot store: types of new columns, and wider types."""
+        """Return the columns in `types` that the sample files cannot store: new columns and columns of a wider type."""
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:
@@ -163,9 +163,9 @@ def _new(
     types: Mapping[str, str],
     rejections: list[Rejection],
 ) -> Iterator[Record]:
-    """Yield the records that are not in `found`, and add inadmissible rows to `rejections`.
+    """Yield the records that are new to the dataset. Add rows that conflict with the dataset to `rejections`.
 
-    A row that was rejected counts as known only if its file still has the same size, because the file may have been
+    A row that was rejected before is new if the size of its file has changed, because the file may have been
     incomplete.
     """
     is_rejected = rejected_rows(found)
@@ -188,7 +188,7 @@ _OTHER = "the dataset contains another file with this name and a different size"
 
 
 def _sized(entries: InputRows, field_name: str) -> npt.NDArray[np.uint64]:
-    """Return, for each entry, a hash of the given field and of the file's size."""
+    """Return a hash of the given field and the file's size for each entry."""
     hashes: npt.NDArray[np.uint64] = entries[field_name] ^ (entries["num_bytes"].astype(np.uint64) * np.uint64(_ODD))
     return hashes
 

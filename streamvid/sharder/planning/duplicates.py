@@ -30,8 +30,8 @@ _Flags: TypeAlias = npt.NDArray[np.bool_]
 def group_duplicates(assignment: Assignment, options: ShardOptions) -> Assignment:
     """Find near-duplicates.
 
-    Return an assignment in which a column stores each sample's group, and groups share a split. With
-    `dedup="keep-largest"`, all rows of a group except the best row become rejections (SHARD-3). Only rows that a bucket
+    Return an assignment in which a column stores each sample's group, and all samples in a group are in the same split.
+    With `dedup="keep-largest"`, all rows in a group except the best one are rejected (SHARD-3). Only rows that a bucket
     accepts are grouped, so that no row is removed in favor of a row that is not stored.
     """
     if options.curation.dedup is None:
@@ -71,7 +71,7 @@ _NAMES = ("record.row", "record.source", "record.time_range")
 
 
 def _name(source: str, time_range: TimeRange | None) -> str:
-    """Return the name of a row, which identifies a group if the row is the best row in that group."""
+    """Return the name of a row. Each group is identified by the name of its best row."""
     return source if time_range is None else f"{source} ({time_range.text})"
 
 
@@ -103,7 +103,7 @@ class _SampleRows:
 
 @dataclass(frozen=True)
 class _Table:
-    """Facts about each row, from which groups, the best row of each group, and splits are computed.
+    """Facts about each row. Groups, the best row in each group, and splits are computed from them.
 
     has_signature: False for rows that are not compared.
     quality: number of pixels, duration in seconds, and size in bytes.

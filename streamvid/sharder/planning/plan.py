@@ -241,7 +241,7 @@ class DrawnSample:
 
     number: index of the sample in the input.
     size: size in bytes.
-    clip: identity of the clip.
+    clip: values that identify the clip.
     place: hash that determines the clip's position among all clips.
     """
 

@@ -37,8 +37,8 @@ _STORED = tuple(map(attrgetter, ("bucket", "split", "window.start", "window.num_
 class StatedFacts:
     """Reads facts about clips from the metadata. These facts replace the results of probing.
 
-    Each field is the name of the metadata column that contains the fact. One of fps and seconds may be "" if the
-    metadata has no such column.
+    Each field is the name of the metadata column that contains the fact. Either fps or seconds may be "" if
+    the metadata has no such column.
     """
 
     num_frames: str
@@ -108,7 +108,7 @@ def _count(value: object) -> int:
 def look_up(plan: ShardPlan, shards: Sequence[PlannedShard], options: ShardOptions) -> ShardPlan:
     """Add the sizes and versions of the files in these shards to the plan. Return the new plan.
 
-    Samples with missing files become rejections.
+    Samples whose files are missing are rejected.
     """
 
     def found(sample: PlannedSample) -> PlannedSample | Rejection:

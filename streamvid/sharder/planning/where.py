@@ -73,11 +73,11 @@ class Where:
         return bool(self.node.columns & self.figures) and " is None" not in self.node.text
 
     def keep(self, records: RecordSet, probes: Probes | None, *, is_final: bool = True) -> RecordSet:
-        """Return the records for which the condition is true. All other records become rejections of kind "where".
+        """Return the records for which the condition is true. Reject all other records with kind "where".
 
         is_final: False to keep records for which the result is unknown until figures are known.
-        probes: results of probing all records, if the condition requires them. A record that probing rejected is kept,
-            so that its rejection reports the reason from probing.
+        probes: results of probing all records, if the condition requires them. A record that was rejected by probing is
+            kept, so that the original reason is reported.
         """
         rejections = list(records.rejections)
 
@@ -145,8 +145,7 @@ def apply_where(
 
     The sharder calls this function before probing (without `probes`), after probing, and after curation. A condition is
     evaluated as soon as everything that it requires is known. If curation follows (`is_curated` is False), rows that
-    cannot match, whatever the figures turn out to be, are rejected before curation, so that their files are not
-    decoded.
+    cannot match regardless of their figures are rejected before curation, so that their files are not decoded.
     Raises ConfigError if a condition that requires probes is applied to text rows, which are not probed.
     """
     text = options.source.where

@@ -34,7 +34,7 @@ def media_facts(plan: ShardPlan, columns: Sequence[MediaColumn]) -> dict[str, Me
 
 
 def quality_of(clips: Iterable[tuple[str, float | None]]) -> dict[str, object]:
-    """Return PSNR-Y statistics in decibels for native clips, overall and per bucket.
+    """Return PSNR-Y statistics (in decibels) for native clips, overall and per bucket.
 
     clips: (bucket id, PSNR-Y) pairs.
     """

@@ -79,9 +79,10 @@ def _merged(old: MediaInfo, new: MediaInfo) -> MediaInfo:
 
 
 def _column_files(shards: Sequence[PlannedShard], types: Mapping[str, str]) -> Iterator[bytes]:
-    """Yield the Parquet bytes of column files, which store columns that the sample files cannot store.
+    """Yield each column file as Parquet bytes. Column files store the columns that the sample files cannot store.
 
-    Their row groups and rows correspond to the row groups and rows in the sample files."""
+    Their row groups and rows correspond to the row groups and rows in the sample files.
+    """
     import pyarrow as pa
 
     target = schema({"key": "string", **{USER_PREFIX + name: kind for name, kind in types.items()}})

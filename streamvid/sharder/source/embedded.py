@@ -42,7 +42,10 @@ class EmbeddedFiles:
     states: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def extract(self, file: str, blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
-        """Yield the blocks of the metadata file at the relative path `file`. File names replace the embedded bytes."""
+        """Yield a metadata file's blocks, with file names in place of the embedded bytes.
+
+        file: relative path of the metadata file.
+        """
         first = 0
         for block in blocks:
             embedded = {name: column for name, column in block.columns.items() if is_embedded(column.cells.type)}

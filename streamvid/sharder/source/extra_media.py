@@ -72,7 +72,7 @@ def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -
 
 
 def media_cells(block: RowBlock, columns: Sequence[MediaColumn]) -> list[MediaCells]:
-    """Return, for each row, the cells of its conditioning inputs. Raises SourceError if a CSV cell contains a list."""
+    """Return the cells of each row's conditioning inputs. Raises SourceError if a CSV cell contains a list."""
     cells = {medium.name: _cells(block.column(medium.column), medium) for medium in columns}
     return [{name: values[place] for name, values in cells.items()} for place in range(block.num_rows)]
 

@@ -73,9 +73,9 @@ class Place:
         raise NotImplementedError
 
     def locate_typed(self, value: object) -> tuple[str, str]:
-        """Return the result of `locate`.
+        """Call `locate`, but raise Rejected if the value contains credentials.
 
-        Raises Rejected if the value contains credentials, unless a file has that name.
+        A value that is the name of an existing file is accepted.
         """
         path = check_path(value)
         if hide_credentials(path) != path and not self.is_file(path):

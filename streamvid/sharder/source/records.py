@@ -106,7 +106,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Rejected input row, with the reason. kind: class of the reason. row: row number, starting at 0."""
+    """Rejected input row, with the reason. kind: category of the reason. row: row number, starting at 0."""
 
     row: int
     source: str
@@ -177,7 +177,7 @@ def read_records(
 
 
 def _what_is_missing(found: SourceInput, source: str | Path, options: ShardOptions) -> str:
-    """Return an explanation of why an input has no rows, and the remedy."""
+    """Explain why an input has no rows, and what to do."""
     if found.layout == "dataset":
         return f"the dataset {found.place.url} has no samples; check the path"
     if found.table is not None and found.layout != "tars":
@@ -275,7 +275,8 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
     place, table = found.place, found.table
     if options.clips.is_text and table is None:
         raise SourceError(
-            f"{place.url} has no metadata, but clips='text' (--clips text) requires metadata rows; add a metadata file"
+            f"{place.url} has no metadata, but clips.kind='text' (--clips text) requires metadata rows; add a metadata "
+            "file"
         )
     check_columns(table, options.source.media_columns)
     if table is None and options.source.time_columns:
@@ -361,7 +362,7 @@ def _video_column(found: SourceInput, table: MetadataTable, options: ShardOption
         return find_column(table.names, asked, usual, "source.video_column")
     except SourceError as error:
         raise SourceError(
-            f"{error}; for a dataset of captions without videos, use clips='text' (--clips text)"
+            f"{error}; for a dataset of captions without videos, use clips.kind='text' (--clips text)"
         ) from None
 
 

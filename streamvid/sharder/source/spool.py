@@ -28,8 +28,8 @@ def opened(
 ) -> Iterator[str | BinaryIO | SpooledFile]:
     """Open a local or remote file for decoding. Yield its path or a file object. folder, waiting: see SpooledFile.
 
-    If reading from the store failed, raises the store's error at the end, even if the demuxer mistook the failure for
-    the end of the file.
+    If reading from the store failed, raises the store's error when the `with` block ends, even if the demuxer mistook
+    the failure for the end of the file.
     """
     if not media.is_remote:
         with media.opened() as local:

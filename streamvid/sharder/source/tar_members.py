@@ -135,8 +135,8 @@ def _parse(block: bytes, offset: int) -> tarfile.TarInfo:
         header = None
     if header is None or header.size < 0:
         raise Rejected(
-            f"there is no valid tar header at byte {offset}; the file is damaged or is not a tar; create or download "
-            "it again"
+            f"there is no valid tar header at byte {offset}, so the file is damaged or is not a tar; create or "
+            "download it again"
         )
     return header
 

@@ -85,7 +85,7 @@ class TimeColumns:
     def ranges(self, cells: Sequence[object]) -> list[TimeRange]:
         """Return the ranges of a row; see `parse_ranges`.
 
-        Values in a second column with a name like "duration" are durations.
+        The second column contains durations if its name contains the word "duration" or "length".
         """
         if not self.names:
             return []
@@ -195,7 +195,7 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
     """Yield (start, end, is_certain) for each pair of names that differ in one word, such as start and end.
 
-    Apart from that word, the names are equal or consist of usual words (start_time and duration).
+    Apart from that word, the names are equal or contain only common words, as in start_time and duration.
     is_certain: True if such names always denote time ranges; False if only the values can show whether they do.
     """
     words_of = {name: name.split("_") for name in names}
@@ -221,7 +221,7 @@ def _are_times(cells: Sequence[object], has_duration: bool = False) -> bool:
 
 
 def _are_clear(cells: Sequence[object]) -> bool:
-    """Return True if a cell can only be a range, whatever its column is called: "0:00-0:02.5" or a start and an end."""
+    """Return True if a cell is clearly a time range, whatever its column is called, such as "0:00-0:02.5"."""
     text = str(cells[0])
     return ("{" in text or len(_MINUTES.findall(text)) > 1) and _are_times(cells)
 

@@ -242,7 +242,7 @@ def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
 
 
 def rejected(reason: str, kind: str) -> Finding:
-    """Return a finding that rejects a file for this reason."""
+    """Return a finding that rejects a file for the given reason."""
     return {"rejected": reason, "kind": kind}
 
 

@@ -177,7 +177,7 @@ class Staging:
         return {state.path.rpartition("/")[2] for state in self.store.files(f"{STAGING}/{folder.name}")}
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
-        """Copy into the plan's folder the markers of shards that other machines finished."""
+        """Copy the markers of shards that other machines finished into the plan's folder."""
         if self.store.is_local:
             return
         prefix = f"{STAGING}/{folder.name}"
@@ -256,7 +256,7 @@ def leased(dest: Destination, share: Share = WHOLE, *, admits_tasks: bool = Fals
     """Hold the lease for a run or task at `dest`. The lease also excludes other machines.
 
     A run without tasks excludes all other runs. A task excludes only other runs of the same task.
-    admits_tasks: True for a run that first lets other machines do tasks.
+    admits_tasks: True for a run that first lets other machines run tasks.
     Raises DatasetError if another process is working at `dest`.
     """
     is_new = isinstance(dest.store, LocalStore) and not dest.store.root.exists()

@@ -54,7 +54,7 @@ class Phase:
 
     @property
     def seconds_left(self) -> float | None:
-        """Expected remaining time of the phase at its average rate, or None if the rate is unknown."""
+        """Expected remaining time for the phase, based on its average rate; None if the rate is unknown."""
         return None if self.per_second is None else (self.total - self.done) / self.per_second
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Phase:
 class ShardStatus:
     """Status of a build.
 
-    state: "running" if a run or a task holds a lease of the build; "stopped" if the build is unfinished and no lease is
+    state: "running" if a run or a task holds a lease on the build; "stopped" if the build is unfinished and no lease is
         held, so that the same command resumes the build; "sealed" if the dataset is finished. For a build on another
         machine, the clocks of both machines must agree within two minutes.
     host, pid: machine and process ID of the last run.
@@ -74,7 +74,7 @@ class ShardStatus:
         every 30 seconds through an object store.
     phases: phases of the last run, ending with the current phase; for tasks, sums over the tasks that have started.
     rejections: maps each kind of rejection to its number of files or clips. If a run without tasks uses an object
-        store, these numbers are known only on the machine of the run.
+        store, these numbers are known only on the machine that runs it.
     num_tasks: number of tasks that have started; 0 without tasks.
     """
 
