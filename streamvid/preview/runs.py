@@ -60,7 +60,7 @@ class Curve:
 
     @property
     def smoothed(self) -> tuple[tuple[float, float], ...]:
-        """Moving average of the curve. To each side of a point, the window covers a twentieth of the curve."""
+        """Moving average of the curve. On each side of a point, the window covers a twentieth of the curve."""
         reach, values = max(1, len(self.points) // 20), [value for _, value in self.points]
         sums = [0.0, *accumulate(values)]
         ends = [(max(0, at - reach), min(len(values), at + reach + 1)) for at in range(len(values))]

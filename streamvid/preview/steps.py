@@ -135,7 +135,7 @@ def _batch(selection: Selection, step: Step, rank: int) -> RankBatch:
 
 
 def _place(sample: SampleRequest) -> SamplePlace:
-    """Return the location of a requested sample."""
+    """Return the location of a requested sample in the unfiltered dataset."""
     dataset, shard, chosen = sample.part.dataset, sample.shard_info, sample.part.subset.filter
     index = sample.place
     if chosen is not None:  # places count the samples that pass the filter
