@@ -126,7 +126,7 @@ def refuse_credentials(name: str, location: str | Path) -> None:
     if (shown := hide_credentials(text)) != text:
         raise ConfigError(
             f"{name}={shown.partition('?')[0]!r}: must not contain credentials (they are omitted here); pass a path, "
-            "or a URL such as s3://BUCKET/PATH. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or a URL such as s3://BUCKET/PATH. Credentials are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "the AWS config files or an IAM role. If this is the name of a local file or folder, pass its absolute "
             "path"
         )

@@ -293,7 +293,7 @@ class _Watch:
 
 
 def find_leases(store: Store, folder: str) -> list[FoundLease]:
-    """Return the latest lease for each name. A damaged lease has an unknown holder.
+    """Return the latest lease for each name. If a lease is damaged, its holder is unknown.
 
     Files that are not leases are ignored.
     """

@@ -209,9 +209,9 @@ class _OpenPipeline:
 
 
 def _request(part: MixPart, place: SamplePlace, visit: int) -> SampleRequest:
-    """Return the request for a sample.
+    """Return the request for one visit to a sample.
 
-    Without a filter, a part contains all shards of its split, in the order of the shard table.
+    part: part without a filter, which therefore contains all shards of its split, in the order of the shard table.
     """
     shards = part.subset.shards[place.shard.bucket_id]
     rows = getattr(shards, "rows", None)

@@ -33,7 +33,7 @@ _CURVES = (
 class Curve:
     """Values of one metric.
 
-    points: (step, value) in ascending order of steps.
+    points: (step, value) pairs in ascending order of steps.
     """
 
     name: str

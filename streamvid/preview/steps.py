@@ -24,7 +24,7 @@ MAX_SHOWN = 96
 class StepQuery:
     """Step `step` of epoch `epoch` in an uninterrupted run.
 
-    repeats: for each dataset, deliveries per sample in an epoch, as in DatasetConfig. Missing entries count as 1.
+    repeats: number of deliveries per sample in an epoch, one number for each dataset. Missing numbers count as 1.
     """
 
     epoch: int = 0
