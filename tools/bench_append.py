@@ -64,7 +64,7 @@ class Cost:
 
 
 def put_dataset(store: Store, num_samples: int) -> None:
-    """Write the index of a dataset of this size."""
+    """Write the index of a synthetic dataset of this size."""
     rng = random.Random(num_samples)
     num_shards = num_samples // SAMPLES_A_SHARD
 
@@ -110,7 +110,7 @@ def rows_of(number: int) -> list[SampleRow]:
 
 
 def make_clips(folder: Path, count: int) -> None:
-    """Write this many small videos, each with other pictures."""
+    """Write this many small videos, each with different pictures."""
     folder.mkdir()
     for number in range(count):
         with av.open(str(folder / f"new{number:05d}.mp4"), "w") as output:
@@ -124,7 +124,7 @@ def make_clips(folder: Path, count: int) -> None:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[str]:
-    """Run an S3 server; yield its URL."""
+    """Run an S3 server, and yield its URL."""
     import socket
 
     with socket.socket() as sock:
@@ -146,7 +146,7 @@ def moto(folder: Path) -> Iterator[str]:
 
 
 def append(dataset: str, clips: Path, work: Path | None) -> tuple[float, int]:
-    """Append the clips; return the seconds and the number of new samples."""
+    """Append the clips. Return the elapsed seconds and the number of new samples."""
     words = [sys.executable, "-m", "streamvid", "-q", "append", dataset, str(clips), "--json"]
     words += ["--work-dir", str(work)] if work is not None else []
     start = time.monotonic()
@@ -155,7 +155,7 @@ def append(dataset: str, clips: Path, work: Path | None) -> tuple[float, int]:
 
 
 def measure(num_samples: int, clips: Path, folder: Path, proxy: FaultProxy, num_clips: int) -> Iterator[Cost]:
-    """Append the clips to a dataset of this size in a bucket, once and again, and to one in a folder."""
+    """Append the clips twice to a dataset in a bucket, and once to a dataset in a folder. Both have this size."""
     url, work = f"s3://bench/ds{num_samples}", folder / "work"
     put_dataset(open_store(url), num_samples)
     for run, expected in (("append", num_clips), ("again", 0)):

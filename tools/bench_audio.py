@@ -42,7 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def with_sound(source: Path, dest: Path, codec: str) -> None:
-    """Copy the pictures of a video, and add rising tones of the same length."""
+    """Copy the pictures of a video, and add a track of rising tones with the same length."""
     with av.open(str(source)) as given, av.open(str(dest), "w") as output:
         video = given.streams.video[0]
         base = video.time_base or Fraction(1)
@@ -70,7 +70,7 @@ def _tones(first: int) -> av.AudioFrame:
 
 
 def make(folder: Path, options: argparse.Namespace) -> Path:
-    """A dataset of the real clips with audio, at 24 fps, each --copies times."""
+    """Shard the real clips with audio at 24 fps, each of them --copies times. Return the dataset."""
     clips = folder / "clips"
     clips.mkdir()
     for source in corpus_sources():
@@ -91,7 +91,7 @@ def make(folder: Path, options: argparse.Namespace) -> Path:
 
 
 def measure(dataset: Path, repeats: int, epochs: int) -> dict[str, list[float]]:
-    """CPU seconds per sample of each repeat, by method."""
+    """Return the CPU seconds per sample of each repeat, keyed by method."""
     found: dict[str, list[float]] = {name: [] for name in METHODS}
     for repeat in range(repeats + 1):
         for name in random.Random(repeat).sample(sorted(found), len(found)):
@@ -102,7 +102,7 @@ def measure(dataset: Path, repeats: int, epochs: int) -> dict[str, list[float]]:
 
 
 def bytes_per_sample(dataset: Path, output: dict[str, Any]) -> float:
-    """Bytes of clips that a loader reads."""
+    """Return the number of clip bytes that a loader reads per sample."""
     with streamvid.VideoLoader(dataset, batch_size=4, num_workers=0, output=output) as loader:
         for _ in loader:
             pass
@@ -111,7 +111,7 @@ def bytes_per_sample(dataset: Path, output: dict[str, Any]) -> float:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, help="a sealed dataset")
     parser.add_argument("--kind", choices=["native", "copy"], default="native")
@@ -127,7 +127,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     options = parse()
     with tempfile.TemporaryDirectory() as name:
         dataset = options.dataset or make(Path(name), options)

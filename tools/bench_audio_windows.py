@@ -43,7 +43,7 @@ _TOLERANCE = 0.001
 
 
 class File:
-    """A file in memory, and the methods that decode windows (first sample, number of samples) of it."""
+    """A file in memory, and methods that decode windows of its audio, each given as (first sample, number of samples)."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.data = path, path.read_bytes()
@@ -71,7 +71,7 @@ class File:
         return np.zeros((self.audio.num_channels, count), np.float32)
 
     def from_packets(self, first: int, count: int) -> Samples:
-        """Decode as a loader does."""
+        """Decode a window from indexed packets, as a loader does."""
         assert self.index is not None
         out, window = self.empty(count), self.index.window(first, count, self.audio.sample_rate)
         part = memoryview(self.data)[window.first_byte : window.first_byte + window.num_bytes]
@@ -79,13 +79,13 @@ class File:
         return out
 
     def from_file(self, first: int, count: int) -> Samples:
-        """Decode through the container."""
+        """Decode a window through the container."""
         out = self.empty(count)
         decode_audio_file(self.data, first, out, self.audio)
         return out
 
     def played(self, decoder: Any, first: int, count: int) -> Samples:
-        """Decode with torchcodec. The window is zero where it returns nothing."""
+        """Decode a window with torchcodec. Samples that it does not return are zero."""
         rate, out = self.audio.sample_rate, self.empty(count)
         try:
             found = decoder.get_samples_played_in_range(max(0.0, first / rate), (first + count) / rate)
@@ -99,7 +99,7 @@ class File:
         return out
 
     def share(self, windows: list[tuple[int, int]]) -> float:
-        """Return the mean share of the file's bytes that a window from packets reads."""
+        """Return the mean share of the file's bytes that must be read to decode a window from packets."""
         if self.index is None:
             return 1.0
         sizes = [self.index.window(*window, self.audio.sample_rate).num_bytes for window in windows]
@@ -120,7 +120,7 @@ def measure(file: File, windows: list[tuple[int, int]], repeats: int) -> dict[st
 
 
 def num_wrong(file: File, windows: list[tuple[int, int]]) -> dict[str, int]:
-    """Return the number of wrong windows of each method; one that raises is wrong."""
+    """Return the number of wrong windows for each method. A method that raises an error counts as wrong."""
     track, wrong = ffmpeg_track(file.path, file.stream, file.audio), dict.fromkeys(file.methods, 0)
     for name, method in file.methods.items():
         for first, count in windows:
@@ -135,7 +135,7 @@ def num_wrong(file: File, windows: list[tuple[int, int]]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Print a line per file and method."""
+    """Print one line per file and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")

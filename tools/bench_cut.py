@@ -28,7 +28,7 @@ _OTHERS = (".csv", ".json", ".md", ".txt")
 
 @dataclass(frozen=True)
 class Cut:
-    """One copied range. own_bytes: size of the packets of its frames. num_bytes: size of the file."""
+    """One copied range. own_bytes: size of the packets that belong to its frames. num_bytes: size of the file."""
 
     num_frames: int
     num_packets: int

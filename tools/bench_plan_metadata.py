@@ -44,7 +44,7 @@ CAPTION = "a person walks along a street at dusk while cars pass and lights come
 
 
 def rows(num_rows: int, seed: int = 0) -> Iterator[pa.RecordBatch]:
-    """Synthetic rows, block by block."""
+    """Yield synthetic rows in blocks."""
     for first in range(0, num_rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, num_rows - first)
         rng = np.random.default_rng([seed, first])
@@ -70,7 +70,7 @@ def rows(num_rows: int, seed: int = 0) -> Iterator[pa.RecordBatch]:
 
 
 def write_rows(path: Path, num_rows: int) -> None:
-    """A metadata file by its suffix, a block at a time."""
+    """Write a metadata file in blocks. The suffix determines its format."""
     blocks = rows(num_rows)
     first = next(blocks)
     writer: Any = (
@@ -83,7 +83,7 @@ def write_rows(path: Path, num_rows: int) -> None:
 
 
 def run_measured(arguments: list[str], output: Path) -> dict[str, float]:
-    """Seconds, CPU seconds and peak bytes of a process; its standard output goes to a file."""
+    """Run a process with its standard output in a file. Return (seconds, CPU seconds, peak bytes)."""
     since, peak = time.monotonic(), 0
     with output.open("wb") as file:
         process = subprocess.Popen([sys.executable, *arguments], stdout=file)
@@ -99,7 +99,7 @@ def run_measured(arguments: list[str], output: Path) -> dict[str, float]:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process held so far."""
+    """Return the peak memory of a process so far, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -109,7 +109,7 @@ def peak_bytes(pid: int) -> int:
 def bench_rows(
     numbers: list[int], formats: list[str], preset: str, num_ranks: int, folder: Path
 ) -> list[dict[str, Any]]:
-    """One plan for each number of rows and format."""
+    """Measure one plan for each number of rows and format."""
     measured = []
     for kind in formats:
         for number in numbers:
@@ -135,7 +135,7 @@ def bench_rows(
 
 
 def bench_shard_plans(numbers: list[int], formats: list[str], preset: str, folder: Path) -> list[dict[str, Any]]:
-    """One dry run of the sharder for each number of rows and format."""
+    """Measure one dry run of the sharder for each number of rows and format."""
     measured = []
     for kind in formats:
         for number in numbers:
@@ -161,7 +161,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def against(clips: Path, kind: Literal["copy", "native"], folder: Path) -> dict[str, Any]:
-    """Estimates of an epoch beside what streaming it took: by the defaults, then by its own decode times."""
+    """Compare the estimates for an epoch with measurements, using default costs and then measured decode times."""
     import streamvid
     from streamvid.buckets.config import BucketConfig
     from streamvid.sharder.options import ClipOptions, ShardOptions
@@ -188,7 +188,7 @@ def against(clips: Path, kind: Literal["copy", "native"], folder: Path) -> dict[
 
 
 def compare(url: str, decode_ms: dict[str, float]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """(estimate, measured and error of an epoch, CPU milliseconds a sample by bucket)."""
+    """Return ((estimate, measurement and error for an epoch), CPU milliseconds per sample for each bucket)."""
     import streamvid
     from streamvid.forecast.dataset import forecast_dataset
     from streamvid.forecast.host import HostCosts

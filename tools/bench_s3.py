@@ -51,7 +51,7 @@ Run = dict[str, Any]
 
 
 def run_ours(request: dict[str, Any]) -> Run:
-    """Batches for request["seconds"] after a warm-up, or of one epoch where it is None; tells its start and end."""
+    """Stream for request["seconds"] after a warm-up, or for one epoch if it is None. Report the start and the end."""
     import streamvid
 
     with suppress(KeyError):
@@ -92,13 +92,13 @@ def _warm(batches: Iterator[Any]) -> None:
 
 
 def say(what: object) -> None:
-    """A line for the process that measures, which looks at the proxy's counts before it answers."""
+    """Print a line for the measuring process, and wait until that process has read the proxy's counts."""
     print(json.dumps(what), flush=True)
     sys.stdin.readline()
 
 
 def role() -> None:
-    """What a child does: imports what is imported at its first use, then one run."""
+    """Run as the child process: import everything that is needed, then perform one run."""
     import s3fs  # noqa: F401
     import torch
 
@@ -113,7 +113,7 @@ def role() -> None:
 
 
 def apart(proxy: FaultProxy | None, **request: Any) -> Run:
-    """One run of ours in a process of its own, with what the proxy counted between "from" and "to"."""
+    """Run streamvid once in a separate process, and add what the proxy counted between "from" and "to"."""
     command, seen = [sys.executable, "-m", "tools.bench_s3", "--role"], []
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process,
@@ -140,7 +140,7 @@ def apart(proxy: FaultProxy | None, **request: Any) -> Run:
 
 @contextmanager
 def peak_of(pid: int) -> Iterator[list[int]]:
-    """What a process tree holds, now and then: anonymous pages, and shared ones once."""
+    """Sample the memory of a process tree from time to time: anonymous pages, and shared pages counted once."""
     held: list[int] = []
     over = threading.Event()
 
@@ -161,7 +161,7 @@ def peak_of(pid: int) -> Iterator[list[int]]:
 
 
 def link_cases(kind: Kind, options: argparse.Namespace, scratch: Path) -> dict[str, dict[str, Any]]:
-    """Name ─► what a run of ours is asked for."""
+    """Map the name of each case to the request for a run of streamvid."""
     window_samples = options.window * kind.shard_bytes // kind.sample_bytes
     batch = max(1, round(window_samples * options.fill / RANKS))
     one = {"batch_size": options.batch_size, "num_workers": 0}
@@ -181,7 +181,7 @@ def link_cases(kind: Kind, options: argparse.Namespace, scratch: Path) -> dict[s
 
 
 def measure_link(options: argparse.Namespace, folder: Path, endpoint: str) -> list[dict[str, Any]]:
-    """A row for each link, kind and case."""
+    """Return one row per link, kind and case."""
     runs: dict[tuple[str, str, str], list[Run]] = {}
     with FaultProxy(endpoint) as proxy:
         for repeat in range(options.repeats):
@@ -223,7 +223,7 @@ def _short(run: Run) -> str:
 
 
 def medians(runs: list[Run]) -> dict[str, list[float]]:
-    """Of each figure the median, the lowest and the highest."""
+    """Return the median, lowest and highest value of each figure."""
     figures = [name for name, value in runs[0].items() if isinstance(value, int | float)]
     return {
         name: [statistics.median(values), min(values), max(values)]
@@ -236,7 +236,7 @@ def medians(runs: list[Run]) -> dict[str, list[float]]:
 
 
 def measure_peers(options: argparse.Namespace, endpoint: str) -> list[dict[str, Any]]:
-    """A row for each kind and method."""
+    """Return one row per kind and method."""
     rows: list[dict[str, Any]] = []
     with FaultProxy(endpoint) as proxy:
         for kind in options.kinds:
@@ -308,7 +308,7 @@ COLUMNS = (
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """The figures for people: median (lowest-highest)."""
+    """Print the results as a table: median (lowest-highest)."""
     columns = [column for column in COLUMNS if any(column[1] in row for row in rows)]
     print(f"{'':<42}" + "".join(f"{name:>26}" for name, _, _ in columns))
     for row in rows:
@@ -323,7 +323,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=["link", "peers"])
     parser.add_argument("--kinds", default="100KB,1MB")
@@ -349,7 +349,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:] == ["--role"]:
         role()
         return

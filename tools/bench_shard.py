@@ -30,7 +30,10 @@ BUCKETS = ("--resolution", "128px,256px", "--num-frames", "1,5,17", "--shard-siz
 
 
 def make_source(folder: Path, copies: int) -> Path:
-    """A folder with several copies of the corpus, without captions: one metadata file cannot name several copies."""
+    """Create a folder with several copies of the corpus, but without captions.
+
+    One metadata file cannot name several copies.
+    """
     make_corpus(folder / "0")
     for number in range(1, copies):
         shutil.copytree(folder / "0", folder / str(number), copy_function=os.link)
@@ -38,7 +41,7 @@ def make_source(folder: Path, copies: int) -> Path:
 
 
 def seconds_of(source: Path, clips: str, workers: int) -> tuple[float, float]:
-    """(wall, CPU) seconds of one run."""
+    """Return (wall seconds, CPU seconds) of one run."""
     with tempfile.TemporaryDirectory(prefix="bench-shard-") as folder:
         words = ["shard", str(source), f"{folder}/ds", *LAYOUT, *BUCKETS, "--clips", clips, "--workers", str(workers)]
         before, since = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
@@ -48,7 +51,7 @@ def seconds_of(source: Path, clips: str, workers: int) -> tuple[float, float]:
 
 
 def measure(source: Path, kinds: list[str], workers: list[int], repeats: int) -> list[dict[str, Any]]:
-    """A row for each kind of clips and number of workers."""
+    """Return one row per kind of clips and number of workers."""
     runs = [(clips, number) for clips in kinds for number in workers]
     found: dict[tuple[str, int], list[tuple[float, float]]] = {run: [] for run in runs}
     for _ in range(repeats):

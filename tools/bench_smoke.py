@@ -56,7 +56,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A line's median ratio and its interval, beside the reference (None: there is none)."""
+    """A line's median ratio and its interval, with the reference. reference: None if there is no reference."""
 
     line: str
     ratio: float
@@ -66,7 +66,7 @@ class Verdict:
 
     @property
     def is_slower(self) -> bool:
-        """Whether all of the interval is more than 10 % below the reference."""
+        """True if the whole interval is more than 10 % below the reference."""
         return self.reference is not None and self.high < (1 - ALLOWED) * self.reference
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Verdict:
 
 
 def interval(ratios: list[float], draws: int = 4000) -> tuple[float, float]:
-    """Bootstrap of the median: between which values 95 % of the resampled ones lie. The same for the same ratios."""
+    """Return the 95 % bootstrap interval of the median. Equal ratios give equal intervals."""
     values = np.array(ratios)
     chosen = np.random.default_rng(0).integers(0, len(values), (draws, len(values)))
     low, high = np.percentile(np.median(values[chosen], axis=1), [2.5, 97.5])
@@ -87,7 +87,7 @@ def interval(ratios: list[float], draws: int = 4000) -> tuple[float, float]:
 
 
 def judge(measured: dict[str, list[float]], reference: dict[str, float]) -> list[Verdict]:
-    """A verdict a line."""
+    """Return one verdict per line."""
     return [
         Verdict(line, statistics.median(ratios), *interval(ratios), reference.get(line))
         for line, ratios in measured.items()
@@ -95,12 +95,12 @@ def judge(measured: dict[str, list[float]], reference: dict[str, float]) -> list
 
 
 def exit_code(verdicts: Iterable[Verdict]) -> int:
-    """1 if any line is slower, else 0."""
+    """Return 1 if any line is slower, otherwise 0."""
     return int(any(verdict.is_slower for verdict in verdicts))
 
 
 def measure(pairs: dict[str, tuple[Call, Call]], repeats: int, slow: dict[str, float]) -> dict[str, list[float]]:
-    """The ratio plain / ours of each repeat; a first one warms up."""
+    """Return the ratio plain / ours of each repeat, after one repeat as a warm-up."""
     found: dict[str, list[float]] = {line: [] for line in pairs}
     draw = random.Random(0)
     for repeat in range(repeats + 1):
@@ -115,7 +115,7 @@ def measure(pairs: dict[str, tuple[Call, Call]], repeats: int, slow: dict[str, f
 
 
 def cpu_seconds(call: Call, factor: float) -> float:
-    """What a call costs, all threads; then as much more is burnt as `factor` says."""
+    """Return the CPU seconds of a call in all threads. A `factor` above 1 burns CPU to simulate a slower call."""
     begin = time.process_time()
     call()
     end = begin + (time.process_time() - begin) * factor
@@ -125,7 +125,7 @@ def cpu_seconds(call: Call, factor: float) -> float:
 
 
 def make_pairs(folder: Path, source: Path, only: list[str]) -> dict[str, tuple[Call, Call]]:
-    """What is measured: line → (plain, ours). folder: for the clips and the dataset that are made first."""
+    """Map each line to its calls (plain, ours). folder: scratch folder for the clips and the dataset."""
     copied, native = folder / "copy.mp4", folder / "native" / "0.mp4"
     native.parent.mkdir()
     encode(source, copied, SOURCE_SIZE, 48, SOURCE_FRAMES)
@@ -188,13 +188,13 @@ def _loader_pair(native: Path, target: Path) -> tuple[Call, Call]:
 
 
 def slow_of(text: str) -> tuple[str, float]:
-    """LINE=FACTOR."""
+    """Parse LINE=FACTOR."""
     line, factor = text.split("=")
     return line, float(factor)
 
 
 def arguments() -> argparse.Namespace:
-    """The command line; ends with 2 for what it cannot be."""
+    """Parse the command line. Invalid values end the program with code 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     lines = ("index", "copy_rgb", "copy_yuv", "native_rgb", "native_exact", "native_yuv", "loader")
     parser.add_argument("--repeats", type=int, default=15)
@@ -217,7 +217,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, compare, print."""
+    """Measure, compare, and print the results."""
     options = arguments()
     reference: dict[str, Any] = {} if options.update else json.loads(options.reference.read_text())
     try:

@@ -31,7 +31,7 @@ WARM_UP = 5
 
 
 class Sleeping(nn.Module):
-    """A step that takes its time and nothing else."""
+    """A training step that only sleeps."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def build(seconds: float) -> Sleeping:
 
 
 def measure(dataset: Path, seconds: float, options: argparse.Namespace) -> dict[str, float]:
-    """One run in this process."""
+    """Train once in this process, and return the results."""
     from streamvid.modules.config import ModelConfig
     from streamvid.trainer import TrainConfig, train
     from streamvid.trainer.config import AccelerateConfig, DataConfig, EvalConfig, LoggingConfig
@@ -70,7 +70,7 @@ def measure(dataset: Path, seconds: float, options: argparse.Namespace) -> dict[
 
 
 def make_dataset(folder: Path, options: argparse.Namespace) -> Path:
-    """Native shards of the clips, or of the demo's corpus."""
+    """Shard native clips from the given clips or from the demo corpus."""
     if options.dataset is not None:
         return Path(options.dataset)
     clips = options.clips
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, float]:
-    """Medians of the repeats, with the extremes of the share."""
+    """Return the medians of the repeats, with the lowest and highest share."""
     shares = [run["wait_share"] for run in runs]
     return {
         "wait_share": statistics.median(shares), "lowest": min(shares), "highest": max(shares),

@@ -68,7 +68,7 @@ EARLY = 0.9  # times from which on there is more noise than a scene outlives
 
 @dataclass(frozen=True)
 class Sample:
-    """One delivery of a clip, encoded. `video` names the file that the clip is of."""
+    """One encoded delivery of a clip. `video` names the file from which the clip was cut."""
 
     bucket: Bucket
     video: str
@@ -79,7 +79,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long an experiment is."""
+    """Size of an experiment."""
 
     num_steps: int = 250
     num_visits: int = 4
@@ -90,7 +90,7 @@ class Plan:
 
 
 def make_dataset(corpus: Path, dataset: Path) -> Path:
-    """The corpus as native clips of a second, three of ten videos in split "val"; kept where it is there."""
+    """Shard the corpus into one-second native clips, 30 % of the videos in split "val". Keep an existing dataset."""
     from streamvid.buckets.config import BucketConfig
     from streamvid.sharder.options import ClipOptions, ShardOptions
     from streamvid.sharder.sharder import shard
@@ -109,7 +109,7 @@ def make_dataset(corpus: Path, dataset: Path) -> Path:
 
 
 def encode_split(module: SmallTraining, dataset: Path, split: str, num_visits: int) -> list[Sample]:
-    """Every sample of a split, `num_visits` times as the loader delivers it."""
+    """Encode every sample of a split `num_visits` times, as the loader delivers it."""
     made: list[Sample] = []
     with VideoLoader(dataset, batch_size=1, split=split, num_epochs=num_visits, num_workers=1) as loader:
         for batch in loader:
@@ -121,7 +121,10 @@ def encode_split(module: SmallTraining, dataset: Path, split: str, num_visits: i
 
 
 def as_batch(samples: Sequence[Sample], seeds: Sequence[int], told: Sequence[Sample | None]) -> Batch:
-    """Samples of one bucket as the trainer hands them over, each with the text of `told`, or none."""
+    """Return a batch of samples from one bucket, as the trainer would, with the texts of the samples in `told`.
+
+    If an item of `told` is None, its row has no text.
+    """
     nothing = no_text(samples[0].states.shape[1])
     rows = [nothing if text is None else text.states for text in told]
     states, mask = pad_states(rows)
@@ -142,7 +145,7 @@ def by_bucket(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 def train(
     samples: Sequence[Sample], settings: Mapping[str, Any], plan: Plan, seed: int, with_text: bool
 ) -> SmallTraining:
-    """A model after `plan.num_steps`; the order, the noise and the times are the same with text and without."""
+    """Train a model for `plan.num_steps`. Order, noise and times are the same with and without text."""
     module = build(task="sft:train", seed=seed, **settings)
     optimizer = torch.optim.AdamW(module.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98))
     rate = torch.optim.lr_scheduler.LambdaLR(
@@ -166,7 +169,11 @@ def train(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What models are judged on: windows, each with the sample whose caption is the wrong one for it, and its seeds."""
+    """Held-out windows for evaluation.
+
+    others: for each window, a sample with a different caption.
+    seeds: for each window, the seed for noise and time.
+    """
 
     samples: list[Sample]
     others: list[Sample]
@@ -183,19 +190,19 @@ class HeldOut:
 
     @torch.no_grad()
     def losses(self, module: SmallTraining, told: Sequence[Sample | None]) -> Tensor:
-        """(N,) the loss of each, told these texts."""
+        """Return the loss for each window, with shape (N,), given the texts of the samples in `told`."""
         return torch.cat([
             module(as_batch(self.samples[row:end], self.seeds[row:end], told[row:end]))["loss"]
             for row, end in itertools.pairwise(range(0, len(self.samples) + 1, self.num_draws))
         ])  # fmt: skip
 
     def times(self, time_shift: float) -> Tensor:
-        """(N,) the times that the seeds decide."""
+        """Return the times that the seeds determine, with shape (N,)."""
         return draw_noise_and_times((1, 1, 1, 1), self.seeds, "cpu", time_shift)[1]
 
 
 def judge(held_out: HeldOut, told: SmallTraining, untold: SmallTraining | None) -> dict[str, Any]:
-    """Mean losses, and the paired differences to `own`, over all times and over early ones."""
+    """Return mean losses, and paired differences to `own`, over all times and over early times."""
     nothing: list[Sample | None] = [None] * len(held_out.samples)
     losses = {
         "own": held_out.losses(told, held_out.samples),
@@ -215,7 +222,7 @@ def judge(held_out: HeldOut, told: SmallTraining, untold: SmallTraining | None) 
 
 
 def paired(gain: Tensor, samples: Sequence[Sample]) -> dict[str, float]:
-    """The mean difference, its standard error over videos, and the share of videos in which it is above nought."""
+    """Return the mean difference, its standard error over videos, and the share of videos where it is positive."""
     groups: dict[str, list[float]] = defaultdict(list)
     for value, sample in zip(gain.tolist(), samples, strict=True):
         groups[sample.video].append(value)
@@ -230,7 +237,7 @@ def paired(gain: Tensor, samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def experiment(dataset: Path, plan: Plan, seeds: Sequence[int], text: str) -> list[dict[str, Any]]:
-    """The figures of each seed."""
+    """Train and evaluate once per seed, and return the results of each seed."""
     settings = {**MODEL, "text": TEXT[text]}
     encoder = build(task="sft:data_process", **settings)
     samples = encode_split(encoder, dataset, "train", plan.num_visits)
@@ -244,7 +251,7 @@ def experiment(dataset: Path, plan: Plan, seeds: Sequence[int], text: str) -> li
 
 
 def missed(figures: Mapping[str, Any]) -> list[str]:
-    """Which bounds the figures of a seed miss."""
+    """Return the bounds that one seed's results violate."""
     holds = {
         f"own < {BOUNDS['own']}": figures["own"] < BOUNDS["own"],
         **{f"{name} - own > {BOUNDS[name]}": figures[f"{name}_minus_own"]["mean"] > BOUNDS[name] for name in GAINS},

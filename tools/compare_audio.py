@@ -75,7 +75,7 @@ _JITTER_SECONDS = {"vorbis": 0.025}
 
 @dataclass(frozen=True)
 class Track:
-    """What the ffmpeg program makes of a file: times of its video frames, and (time, samples) of its audio frames."""
+    """Output of the ffmpeg program for a file: times of its video frames, and (time, samples) of its audio frames."""
 
     frame_times: tuple[Fraction, ...]
     frames: tuple[tuple[Fraction, Samples], ...]
@@ -83,7 +83,7 @@ class Track:
 
 @dataclass
 class Result:
-    """Figures of a file. problems: descriptions of the wrong windows."""
+    """Results for one file. problems: descriptions of the wrong windows."""
 
     container: str
     codec: str
@@ -122,9 +122,9 @@ def _run(path: Path, stream: str, *options: str) -> tuple[bytes, str]:
 
 
 def compare_file(path: Path, num_windows: int, tolerance: float) -> Result | None:
-    """Compare random windows of a file, or return None if it has no audio or no video.
+    """Compare random windows of a file. Return None if the file has no audio or no video.
 
-    tolerance: in seconds. Raises ProbeError if streamvid does not accept the file.
+    tolerance: in seconds. Raises ProbeError if streamvid rejects the file.
     """
     with open_video(path, LIMITS) as video:
         container = video.container_name
@@ -151,7 +151,7 @@ def compare_file(path: Path, num_windows: int, tolerance: float) -> Result | Non
 
 
 def _places(track: Track, times: Sequence[Fraction], rate: int, num_windows: int) -> Iterator[tuple[int, int]]:
-    """Yield (first sample, number of samples) of the whole track and of windows at random frames."""
+    """Yield (first sample, number of samples) for the whole track and for windows at random frames."""
     if track.frames:
         first, last = (round(track.frames[place][0] * rate) for place in (0, -1))
         yield first - rate // 4, min(_MAX_TRACK_SECONDS * rate, last - first + rate)
@@ -175,7 +175,7 @@ def _windows(path: Path, index: AudioIndex | None, first: int, count: int, audio
 def compare_window(
     out: Samples, first: int, track: Track, audio: AudioFormat, tolerance: float, result: Result
 ) -> str | None:
-    """Return what is wrong with a window, or None."""
+    """Return a description of the error in a window, or None if the window is right."""
     rate, count = audio.sample_rate, out.shape[1]
     heard, reach = np.zeros(count, np.bool_), max(1, round(tolerance * rate))
     likely, shifts = 0, list[int]()
@@ -205,7 +205,7 @@ def compare_window(
 
 
 def _find(out: Samples, place: int, samples: Samples, reach: int, likely: int, codec: str) -> tuple[int, bool] | None:
-    """Return by how many samples a frame is off, and whether it is equal, or None if it is not found."""
+    """Return (offset of a frame in samples, True if its samples are equal), or None if the frame is not found."""
     size = samples.shape[1]
     shifts = sorted(range(-reach, reach + 1), key=lambda shift: (shift != likely, abs(shift)))
     for shift in shifts:
@@ -227,13 +227,13 @@ def _correlation(one: Samples, two: Samples) -> float:
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return the videos among the given files and in folders."""
+    """Return the videos among the given files and in the given folders."""
     found = [path for given in paths for path in ([given] if given.is_file() else sorted(given.rglob("*")))]
     return [path for path in found if path.is_file() and path.suffix.lower() in ENDINGS]
 
 
 def main() -> int:
-    """Compare all files, and print a line for each."""
+    """Compare all files, and print one line per file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=Path, help="videos, or folders with videos")
     parser.add_argument("--windows", type=int, default=10, help="per file and way to decode")

@@ -56,14 +56,14 @@ PICTURES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """A file in memory, its index, and all packets ready to be fed."""
+    """A file in memory, its packet index, and all its packets as decoder input."""
 
     data: bytes
     index: ClipIndex
 
     @cached_property
     def packets(self) -> dict[int, av.Packet[Any]]:
-        """By timestamp; an index has each but once."""
+        """Packets keyed by timestamp. Each timestamp occurs once in an index."""
         made: dict[int, av.Packet[Any]] = {}
         rows = zip(self.index.times.tolist(), self.index.offsets.tolist(), self.index.sizes.tolist(), strict=True)
         for pts, offset, size in rows:
@@ -76,7 +76,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Window:
-    """What is asked for: num_frames frames from number start, every stride-th, of height x width pixels."""
+    """Requested window: every stride-th frame from `start`, num_frames frames in total, as height x width pixels."""
 
     clip: Clip
     start: int
@@ -95,7 +95,7 @@ class Window:
 
 @lru_cache(maxsize=256)
 def load_clip(path: str) -> Clip:
-    """DecodeError where there is no packet index."""
+    """Load a clip and index its packets. Raises DecodeError if the packets cannot be indexed."""
     data = Path(path).read_bytes()
     index = index_clip(data)
     if index is None:
@@ -104,7 +104,7 @@ def load_clip(path: str) -> Clip:
 
 
 class Ours:
-    """The methods, with the memory and the decoders that they keep."""
+    """Decoding methods of streamvid, with the decoders and the memory that they reuse."""
 
     def __init__(self) -> None:
         self._decoder = StoredDecoder()
@@ -112,7 +112,7 @@ class Ours:
         self._kept: dict[StreamInfo, Any] = {}
 
     def run(self, method: str, window: Window) -> tuple[dict[str, Any], Bytes | None]:
-        """What it cost, and the pixels."""
+        """Decode a window. Return (costs, pixels)."""
         call = self.call(method, window)
         wall, cpu = time.perf_counter(), time.process_time()
         pixels = call()
@@ -124,7 +124,7 @@ class Ours:
         return {"cpu_seconds": cpu, "wall_seconds": wall, "sum": total, "checksum": check}, pixels
 
     def call(self, method: str, window: Window) -> Callable[[], Bytes | None]:
-        """What a method does for a window, ready to be called: all that is not its cost is done."""
+        """Return a function that decodes a window. All preparation that is not part of the cost has been done."""
         if method == "decode_only":
             index = window.clip.index
             found = index.window(window.start, window.num_frames, window.stride)
@@ -223,7 +223,7 @@ METHODS = (*PICTURES, "plain", "seek", "decode_only")
 
 
 def answer(ours: Ours, request: dict[str, Any]) -> dict[str, Any]:
-    """One request's answer; {"error": why} where it cannot be done."""
+    """Return the answer to one request, or {"error": reason} if it fails."""
     method = str(request["method"])
     try:
         if method == "encode":
@@ -253,7 +253,7 @@ def _encode(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until standard input ends."""
+    """Answer requests until standard input ends."""
     answers, ours = os.fdopen(os.dup(1), "w"), Ours()
     os.dup2(2, 1)  # what libraries print is no answer
     av.logging.set_level(av.logging.PANIC)

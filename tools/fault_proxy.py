@@ -53,7 +53,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass
 class Proxy:
-    """The proxy itself, inside one event loop."""
+    """Proxy server that runs in one event loop."""
 
     upstream: tuple[str, int]
     settings: Settings
@@ -137,7 +137,7 @@ class Proxy:
         self.counts.faults[fault] += 1
 
     async def _own_answer(self, client: Stream, request: Head, fault: str) -> bool:
-        """An answer in the server's place; is the connection fit for another request?"""
+        """Answer in place of the server. Return True if the connection can be used for another request."""
         waits = "expect" in request.fields  # for a word before it sends its body, and gets this answer instead
         if not waits:
             async for data, _ in pieces(client, request, CHUNK):
@@ -156,7 +156,7 @@ class Proxy:
         return not close
 
     async def _exchange(self, client: Stream, server: Stream, request: Head, fault: str | None) -> bool:
-        """One request and its answer; are both connections fit for another?"""
+        """Forward one request and its answer. Return True if both connections can be used for another request."""
         await server.send(request.raw)
         if request.has_body and fault == "reset":
             await self._break_upload(client, server, request)
@@ -220,7 +220,7 @@ class Proxy:
                 await asyncio.sleep(0)  # a pair that is always ready keeps nobody else waiting
 
     async def _broken_body(self, client: Stream, server: Stream, answer: Head, fault: str) -> None:
-        """The body with a fault in the middle of its content; where its length is not told, of its first piece."""
+        """Send the body with a fault in the middle of its content, or in its first piece if its length is unknown."""
         self._note(fault)
         length, seen = 0 if answer.chunked else answer.length or 0, 0
         paced = length or CHUNK  # comes in slow_s
@@ -237,7 +237,7 @@ class Proxy:
             await self._down_to(client, await self._break(client, bytes(data), half, fault) if hit else data)
 
     async def _break(self, client: Stream, data: bytes, at: int, fault: str) -> bytes:
-        """Do it within `data`; what of it is still to be sent."""
+        """Apply the fault within `data`. Return the bytes that remain to be sent."""
         if fault == "flipped":
             # Another bit each time: to readers, the same wrong bytes twice are what the server has.
             self._num_flips += 1
@@ -259,7 +259,7 @@ class Proxy:
 
 
 class FaultProxy:
-    """The proxy in a process of its own, which ends with this object or with the process that made it."""
+    """Fault proxy in a separate process, which ends with this object or with the process that created it."""
 
     def __init__(self, upstream: str, **settings: Any) -> None:
         self.settings = Settings(**settings)
@@ -272,7 +272,7 @@ class FaultProxy:
         self.set(**settings)
 
     def set(self, **changes: Any) -> None:
-        """Other settings from the next request on; the rest stays. Requests are numbered from 0 again."""
+        """Change settings, starting with the next request. Other settings are kept. Request numbers restart at 0."""
         self.settings = dataclasses.replace(self.settings, **changes)
         self._ask({"set": dataclasses.asdict(self.settings)})
 
@@ -280,7 +280,7 @@ class FaultProxy:
         return Counts(**self._ask({}))
 
     def reset_counts(self) -> Counts:
-        """The counts so far; they start from zero."""
+        """Return the counts so far, and reset them to zero."""
         return Counts(**self._ask({"reset_counts": True}))
 
     def close(self) -> None:
@@ -313,13 +313,16 @@ class FaultProxy:
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
-    """Out of JSON, which knows no tuples."""
+    """Build Settings from JSON values. Lists become tuples."""
     known: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     return Settings(**known)
 
 
 async def obey(proxy: Proxy) -> None:
-    """Lines of JSON on stdin, each answered by the counts; returns when told, or at the end of stdin."""
+    """Execute commands, one JSON object per line of stdin, and answer each with the counts.
+
+    Returns at the command "end" or at the end of stdin.
+    """
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

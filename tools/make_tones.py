@@ -32,13 +32,13 @@ Floats = NDArray[np.float64]
 
 
 def heights(times: Floats, draw: np.random.Generator) -> Floats:
-    """Return a random smooth path as heights from 0 (bottom) to 1 (top) at these times in seconds."""
+    """Return a random smooth path as heights from 0 (bottom) to 1 (top) at the given times in seconds."""
     waves = [np.sin(2 * np.pi * (draw.uniform(0.3, 1.2) * times + draw.uniform())) for _ in range(2)]
     return 0.5 + 0.25 * (waves[0] + waves[1])
 
 
 def picture(height: float, color: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return RGB pixels (SIZE, SIZE, 3) with the disc at a height from 0 to 1."""
+    """Return RGB pixels with shape (SIZE, SIZE, 3) that show the disc at a height from 0 to 1."""
     grid = (np.arange(SIZE * _SUBSAMPLES) + 0.5) / _SUBSAMPLES
     y = RADIUS + (1 - height) * (SIZE - 2 * RADIUS)
     inside = (grid[None, :] - SIZE / 2) ** 2 + (grid[:, None] - y) ** 2 < RADIUS**2
@@ -48,13 +48,13 @@ def picture(height: float, color: tuple[int, int, int]) -> NDArray[np.uint8]:
 
 
 def tone(path: Floats) -> NDArray[np.float32]:
-    """Return a mono tone (1, samples) whose pitch follows a path with one height per sample."""
+    """Return a mono tone with shape (1, samples), whose pitch follows a path with one height per sample."""
     hertz = LOWEST_HZ * 2 ** (OCTAVES * path)
     return (LOUDNESS * np.sin(2 * np.pi * np.cumsum(hertz) / RATE)).astype(np.float32)[None]
 
 
 def write_clip(target: Path, color: tuple[int, int, int], draw: np.random.Generator) -> None:
-    """Encode a clip. The suffix decides the codec of its audio."""
+    """Encode one clip. The suffix determines its audio codec."""
     times = np.arange(RATE * SECONDS) / RATE
     path = heights(times, draw)
     # Each picture shows the middle of its time.

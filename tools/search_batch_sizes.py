@@ -35,7 +35,10 @@ from streamvid.errors import ConfigError, StreamvidError
 
 
 def load_step(name: str) -> Step:
-    """The step that `module:function` makes. ConfigError where there is no such function, or it makes none."""
+    """Return the step function that `module:function` makes.
+
+    Raises ConfigError if the function does not exist or does not return a callable.
+    """
     module_name, _, function_name = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -50,7 +53,7 @@ def load_step(name: str) -> Step:
 
 
 def yaml_of(found: BatchSizeSearch) -> str:
-    """What a configuration's `batch_size:` takes."""
+    """Format the batch sizes as the `batch_size:` section of a configuration."""
     return "\n".join(["batch_size:", *(f"  {name}: {size}" for name, size in found.sizes.items())])
 
 

@@ -23,7 +23,7 @@ import streamvid
 
 
 class Model(nn.Module):
-    """The Trainer passes the fields of a batch as keyword arguments."""
+    """Model that receives the fields of a batch as keyword arguments from the Trainer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ IMAGE_FPS = 120.0  # Open-Sora's way of telling the model that there is no motio
 
 
 class OpenSoraLoader:
-    """Both that prepare_dataloader returns: the dataloader, and the sampler whose place is saved."""
+    """Stands in for both results of prepare_dataloader: the dataloader, and the sampler whose position is saved."""
 
     def __init__(self, loader: streamvid.VideoLoader) -> None:
         self.loader = loader

@@ -24,7 +24,7 @@ import streamvid
 
 
 class Model(nn.Module):
-    """Guesses the noise in a noisy clip. Convolutions take any (T, H, W), so one model serves every bucket."""
+    """Predicts the noise in a noisy clip. Convolutions accept any (T, H, W), so one model serves every bucket."""
 
     def __init__(self, channels: int = 16) -> None:
         super().__init__()

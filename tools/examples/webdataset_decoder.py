@@ -27,7 +27,7 @@ MEDIA = ("mp4", "mkv", "webm", "avi", "ts", "mpg", "flv", "jpg", "png", "webp", 
 
 
 def decoder(bucket: streamvid.Bucket, seed: int = 0) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A function for `.map()`: the members of a sample, as bytes, to video, caption and key."""
+    """Return a function for `.map()` that decodes a sample's members from bytes into a video, a caption and a key."""
     random = np.random.default_rng(seed)
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
