@@ -43,7 +43,7 @@ _TOLERANCE = 0.001
 
 
 class File:
-    """A file in memory, and methods that decode windows of its audio, each given as (first sample, number of samples)."""
+    """A file in memory, and methods that decode windows of its audio. A window is (first sample, num_samples)."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.data = path, path.read_bytes()
@@ -138,8 +138,8 @@ def main() -> None:
     """Print one line per file and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")
-    parser.add_argument("--windows", type=int, default=10, help="per file")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a window in seconds")
+    parser.add_argument("--windows", type=int, default=10, help="number of windows per file")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     for path in options.files:

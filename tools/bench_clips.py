@@ -106,7 +106,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?", default=FOLDER)
-    parser.add_argument("--sources", nargs="+", type=Path, default=[], help="video files, or folders of them")
+    parser.add_argument("--sources", nargs="+", type=Path, default=[], help="video files, or folders with video files")
     options = parser.parse_args()
     make_clips(find_clips(options.sources) if options.sources else corpus_sources(), options.out)
 

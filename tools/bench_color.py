@@ -92,7 +92,7 @@ def source_frames(clips: list[Path], count: int, height: int, width: int) -> lis
         found.append(frames)
     chosen = [frames[turn] for turn in range(max(map(len, found))) for frames in found if turn < len(frames)][:count]
     if len(chosen) < count:
-        raise SystemExit(f"the clips have {len(chosen)} frames, taking one of ten; {count} are needed")
+        raise SystemExit(f"every tenth frame of the clips: {len(chosen)} frames, but {count} are needed; add clips")
     return [frame.reformat(width=width, height=height, format="yuv420p", interpolation="BICUBIC") for frame in chosen]
 
 
@@ -311,7 +311,7 @@ def main() -> None:
     parser.add_argument("clips", nargs="+", type=Path)
     parser.add_argument("--num-frames", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="", help="methods whose names hold this text")
+    parser.add_argument("--only", default="", help="run only methods whose names contain this text")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     how = (options.clips, options.num_frames, options.repeats, options.only)

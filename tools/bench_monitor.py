@@ -170,10 +170,10 @@ def summary(found: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
 def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, help="a sealed dataset")
+    parser.add_argument("--dataset", type=Path, help="sealed dataset; by default, the demo corpus is sharded")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--copies", type=int, default=20, help="of each clip of the corpus")
+    parser.add_argument("--copies", type=int, default=20, help="number of copies of each clip in the corpus")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 

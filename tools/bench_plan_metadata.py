@@ -93,7 +93,7 @@ def run_measured(arguments: list[str], output: Path) -> dict[str, float]:
             time.sleep(0.02)
     _, code, usage = status
     if code:
-        raise SystemExit(f"{' '.join(arguments)} ended with {os.waitstatus_to_exitcode(code)}")
+        raise SystemExit(f"{' '.join(arguments)} failed with exit code {os.waitstatus_to_exitcode(code)}")
     seconds = time.monotonic() - since
     return {"seconds": seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime, "peak_bytes": peak}
 

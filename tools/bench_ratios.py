@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 Costs = dict[str, list[float]]
-"""Method → CPU seconds a sample, one a repeat. Methods that a clip has no figures of are not there."""
+"""Maps each method that was measured to its CPU seconds per sample, one value per repeat."""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def apart(proxy: FaultProxy | None, **request: Any) -> Run:
             process.stdin.write("\n")
             process.stdin.flush()
     if process.returncode != 0 or not found:
-        raise SystemExit(f"the run of {request} ended with {process.returncode}")
+        raise SystemExit(f"the run for {request} failed with exit code {process.returncode}")
     if proxy is not None:
         found |= {"requests": seen[1][0] - seen[0][0], "all_bytes": seen[1][1] - seen[0][1]}
     return {**found, "peak_bytes": max(peak, default=0)}
@@ -328,19 +328,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("mode", choices=["link", "peers"])
     parser.add_argument("--kinds", default="100KB,1MB")
     parser.add_argument("--links", type=lambda text: text.split(","), default=["50:30", "50:100", "100:30", "100:100"])
-    parser.add_argument("--cases", default="", help="only those of the link whose name has this in it")
+    parser.add_argument("--cases", default="", help="measure only link cases whose names contain this text")
     parser.add_argument("--dataset-bytes", type=int, default=10**9)
     parser.add_argument("--shards", type=int, default=32)
-    parser.add_argument("--window", type=int, default=16, help="shards that are shuffled together, of a rank of many")
-    parser.add_argument("--fill", type=float, default=0.75, help="share of the window's samples that a step has")
+    parser.add_argument("--window", type=int, default=16, help="shards per shuffle window of one of many ranks")
+    parser.add_argument("--fill", type=float, default=0.75, help="share of the window's samples that one step delivers")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     ours = ("streamvid", "streamvid shuffled", "streamvid cache", "streamvid shuffled cache")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=[*ours, *PEERS])
-    parser.add_argument("--work", type=Path, help="a folder that keeps the datasets for the next time")
-    parser.add_argument("--peers", type=Path, default=client.PYTHON, help="their interpreter; `make peers` makes it")
+    parser.add_argument("--work", type=Path, help="folder in which to keep the datasets for the next run")
+    parser.add_argument("--peers", type=Path, default=client.PYTHON, help="Python interpreter of the peers")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     known = kinds(options.dataset_bytes, options.shards)

@@ -116,7 +116,7 @@ def _encoded(kind: Kind, seed: int, quantizer: float) -> bytes:
 
 @contextmanager
 def rgw(folder: Path, memory: str = "8G") -> Iterator[str]:
-    """Set access keys in the environment, run Ceph RGW on a free port with objects in memory, and yield its endpoint."""
+    """Set keys in the environment, run Ceph RGW on a free port with its objects in memory, and yield its endpoint."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -130,7 +130,7 @@ def rgw(folder: Path, memory: str = "8G") -> Iterator[str]:
         try:
             assert process.stdout is not None
             if process.stdout.readline().strip() != "up":
-                raise SystemExit("RGW did not come up; it says why above")
+                raise SystemExit("RGW did not start; see its messages above")
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()

@@ -201,18 +201,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=lines, default=[])
     parser.add_argument("--reference", type=Path, default=REFERENCE)
     parser.add_argument("--update", action="store_true", help="write the reference")
-    parser.add_argument("--slow", type=slow_of, action="append", default=[], help="LINE=FACTOR")
+    parser.add_argument("--slow", type=slow_of, action="append", default=[], help="slow a line down: LINE=FACTOR")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     options.slow = dict(options.slow)
     if options.repeats < 3:
-        parser.error(f"--repeats is {options.repeats}; an interval needs 3 or more")
+        parser.error(f"--repeats {options.repeats}: must be at least 3 to give an interval")
     if unknown := set(options.slow) - set(lines):
-        parser.error(f"--slow names {', '.join(sorted(unknown))}; there are {', '.join(lines)}")
+        parser.error(f"--slow: unknown lines {', '.join(sorted(unknown))}; available: {', '.join(lines)}")
     if options.update and (options.slow or options.only):
-        parser.error("--update writes what all lines are without --slow")
+        parser.error("--update must measure all lines; omit --only and --slow")
     if not options.update and not options.reference.exists():
-        parser.error(f"{options.reference} is not there; --update writes it")
+        parser.error(f"{options.reference} does not exist; run with --update to write it")
     return options
 
 

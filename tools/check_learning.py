@@ -84,9 +84,9 @@ class Plan:
     num_steps: int = 250
     num_visits: int = 4
     num_draws: int = 6
-    """Noises and times that each held-out window is judged with."""
+    """Number of noise samples and times with which each held-out window is evaluated."""
     with_untold: bool = True
-    """Whether a model that was trained without text is compared as well."""
+    """True to compare also a model that was trained without text."""
 
 
 def make_dataset(corpus: Path, dataset: Path) -> Path:
@@ -179,7 +179,7 @@ class HeldOut:
     others: list[Sample]
     seeds: list[int]
     num_draws: int
-    """A window stands so many times in a row, with a seed each."""
+    """Number of times that each window is repeated in a row, each time with a different seed."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample], num_draws: int) -> HeldOut:
@@ -260,7 +260,7 @@ def missed(figures: Mapping[str, Any]) -> list[str]:
 
 
 def show(found: Sequence[Mapping[str, Any]]) -> None:
-    print("losses held out, then paired differences to own: mean ± standard error, share of videos above nought")
+    print("held-out losses, then paired differences to own: mean ± standard error, share of videos above zero")
     columns = [f"{name}{when}" for name in GAINS for when in ("", " early")]
     print("seed   own     empty   shuffled no text   " + "".join(f"{name:22s}" for name in columns))
     for row in found:
@@ -275,12 +275,14 @@ def show(found: Sequence[Mapping[str, Any]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--dataset", type=Path, help="sealed, with a split 'val'; made of the demo corpus unless given")
-    parser.add_argument("--work", type=Path, help="where that is made and kept; a temporary folder unless given")
+    parser.add_argument(
+        "--dataset", type=Path, help="sealed dataset with split 'val'; default: made from the demo corpus"
+    )
+    parser.add_argument("--work", type=Path, help="folder in which to make and keep this dataset; temporary by default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=Plan.num_steps)
     parser.add_argument("--text", choices=sorted(TEXT), default="minilm")
-    parser.add_argument("--json", type=Path, help="where the figures go, besides the table")
+    parser.add_argument("--json", type=Path, help="file to which the results are also written")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)

@@ -235,9 +235,9 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 def main() -> int:
     """Compare all files, and print one line per file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+", type=Path, help="videos, or folders with videos")
-    parser.add_argument("--windows", type=int, default=10, help="per file and way to decode")
-    parser.add_argument("--tolerance", type=float, default=0.001, help="in seconds")
+    parser.add_argument("paths", nargs="+", type=Path, help="video files, or folders with video files")
+    parser.add_argument("--windows", type=int, default=10, help="number of windows per file and decoding method")
+    parser.add_argument("--tolerance", type=float, default=0.001, help="largest allowed time difference in seconds")
     options: Any = parser.parse_args()
     results = list[Result]()
     for path in files_of(options.paths):

@@ -99,7 +99,7 @@ def load_clip(path: str) -> Clip:
     data = Path(path).read_bytes()
     index = index_clip(data)
     if index is None:
-        raise DecodeError("its packets cannot be indexed: streamvid decodes it by way of its container")
+        raise DecodeError("its packets cannot be indexed; streamvid decodes such files through the container")
     return Clip(data, index)
 
 
@@ -151,7 +151,7 @@ class Ours:
         part = memoryview(clip.data)[found.first_byte : found.first_byte + found.num_bytes]
         for low, high, digest in found.pieces:
             if checksum(part[low:high]) != digest:
-                raise DecodeError("the bytes are not those that were indexed")
+                raise DecodeError("the bytes do not match the checksum in the packet index")
         self._decoder.decode(clip.index.info, found.packets, part, found.key_time, out, picture)
         return out
 
@@ -176,7 +176,7 @@ class Ours:
             to_come.discard(frame.pts)
         decoder.flush_buffers()
         if to_come:
-            raise DecodeError(f"{len(to_come)} frames did not come out")
+            raise DecodeError(f"{len(to_come)} frames were not decoded")
 
 
 def _frames(window: Window, times: list[int], take: Callable[[av.VideoFrame, int], None]) -> None:
@@ -192,7 +192,7 @@ def _frames(window: Window, times: list[int], take: Callable[[av.VideoFrame, int
                 take(frame, slot)
                 if not slots:
                     return
-    raise DecodeError(f"{len(slots)} of {len(times)} frames did not come out")
+    raise DecodeError(f"{len(slots)} of {len(times)} frames were not decoded")
 
 
 @cache
@@ -233,7 +233,7 @@ def answer(ours: Ours, request: dict[str, Any]) -> dict[str, Any]:
             info = clip.index.info
             return {"num_frames": clip.index.num_frames, "height": info.coded_height, "codec": info.codec}
         if method not in METHODS:
-            return {"error": f"method is {method!r}, there are {METHODS}"}
+            return {"error": f"method={method!r}: must be one of {METHODS}"}
         window = Window(clip, *(int(request[name]) for name in ("start", "num_frames", "stride", "height", "width")))
         found, pixels = ours.run(method, window)
         if request.get("save") and pixels is not None:

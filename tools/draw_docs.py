@@ -320,8 +320,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="Folder of the pictures.")
-    parser.add_argument("--check", action="store_true", help="Write nothing; end with 1 if a file differs.")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="Output folder.")
+    parser.add_argument("--check", action="store_true", help="Write nothing, and exit with status 1 if a file differs.")
     options = parser.parse_args()
     differing = []
     for name, draw in PICTURES.items():

@@ -358,15 +358,15 @@ async def serve(upstream: str, port: int, settings: Settings, control: bool) -> 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upstream", required=True, metavar="HOST:PORT")
-    parser.add_argument("--port", type=int, default=0, help="where to listen; 0: any, told on stdout")
-    parser.add_argument("--control", action="store_true", help="settings come by stdin, whose end is the proxy's")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 chooses and prints a free port")
+    parser.add_argument("--control", action="store_true", help="read settings from stdin, and stop when stdin ends")
     for option in dataclasses.fields(Settings):
         name = f"--{option.name.replace('_', '-')}"
         kind: Any = type(option.default)
         if kind is bool:
             parser.add_argument(name, action="store_true")
         elif kind is tuple:
-            parser.add_argument(name, type=lambda text: tuple(text.split(",")), help="a,b,c")
+            parser.add_argument(name, type=lambda text: tuple(text.split(",")), help="values separated by commas")
         else:
             parser.add_argument(name, type=kind, help=f"default {option.default!r}")
     given = vars(parser.parse_args(arguments))

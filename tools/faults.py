@@ -38,7 +38,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if unknown := set(self.faults) - set(FAULTS):
-            raise ValueError(f"faults: {sorted(unknown)} are none; there are {', '.join(FAULTS)}")
+            raise ValueError(f"faults: {sorted(unknown)} are not valid; there are {', '.join(FAULTS)}")
         re.compile(self.path)
 
 

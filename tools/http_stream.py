@@ -31,7 +31,7 @@ class Stream:
         """Return all bytes up to and including the mark."""
         while (end := self._rest.find(mark)) < 0:
             if len(self._rest) > 65536:
-                raise ValueError("64 KiB and no end of the head: no HTTP")
+                raise ValueError("not HTTP: the first 64 KiB contain no end of the headers")
             more = await self._loop.sock_recv(self.sock, 65536)
             if not more:
                 raise Gone
@@ -73,7 +73,7 @@ class Head:
         lines = raw.decode("latin-1").split("\r\n")
         self.first = lines[0].split(" ")
         if len(self.first) < 2:
-            raise ValueError(f"no HTTP: {lines[0]!r}")
+            raise ValueError(f"not HTTP: {lines[0]!r}")
         self.fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
         self.chunked = self.fields.get("transfer-encoding", "").lower().endswith("chunked")
         self.length: int | None = int(self.fields.get("content-length", -1))

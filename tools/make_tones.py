@@ -101,9 +101,9 @@ def make_tones(dest: Path, num_clips: int = 120, seed: int = 0) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("dest", metavar="DEST", type=Path, help="folder of the clips")
+    parser.add_argument("dest", metavar="DEST", type=Path, help="output folder for the clips")
     parser.add_argument("--clips", type=int, default=120, help="number of clips (default: 120)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of paths and colors (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed for the paths and colors (default: 0)")
     options = parser.parse_args()
     make_tones(options.dest, options.clips, options.seed)
     return 0

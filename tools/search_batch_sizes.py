@@ -48,7 +48,7 @@ def load_step(name: str) -> Step:
         raise ConfigError(f"--factory {name!r}: {error}; write it as my.module:make_step") from error
     step: Any = factory()
     if not callable(step):
-        raise ConfigError(f"--factory {name!r} gave {step!r}; it must return step(shape), a function")
+        raise ConfigError(f"--factory {name!r} returned {step!r}; it must return a function step(shape)")
     return step  # type: ignore[no-any-return]
 
 

@@ -64,7 +64,7 @@ def shuffle_quality(
     Raises ConfigError for invalid arguments, and PlanError if no bucket fills a step.
     """
     if isinstance(max_samples, bool) or not isinstance(max_samples, int) or max_samples < 1:
-        raise ConfigError(f"max_samples={max_samples!r}: allowed are integers of at least 1")
+        raise ConfigError(f"max_samples={max_samples!r}: must be an integer of at least 1")
     # The samples of a bucket come in an order that none of these changes; with these a slot's number is its position.
     options = replace(options or PlanOptions(), tail="drop", sync="bucket", order="mixed", accumulate=1)
     plan = EpochPlan(num_samples, batch_sizes, options, num_ranks)

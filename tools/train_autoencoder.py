@@ -157,8 +157,10 @@ def whole_clips(dataset: Path, split: str) -> Iterator[Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--dataset", type=Path, help="sealed, with a split 'val'; made of the demo corpus unless given")
-    parser.add_argument("--work", type=Path, help="where that is made and kept; a temporary folder unless given")
+    parser.add_argument(
+        "--dataset", type=Path, help="sealed dataset with split 'val'; default: made from the demo corpus"
+    )
+    parser.add_argument("--work", type=Path, help="folder in which to make and keep this dataset; temporary by default")
     parser.add_argument("--out", type=Path, default=SHIPPED)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)

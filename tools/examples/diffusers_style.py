@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--output", type=Path, default=Path("transformer"))
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--max-tokens", type=int, default=4000, help="tokens a batch, of 4 x 16 x 16 pixels each")
+    parser.add_argument("--max-tokens", type=int, default=4000, help="tokens per batch, each 4 x 16 x 16 pixels")
     options = parser.parse_args()
 
     accelerator = Accelerator()

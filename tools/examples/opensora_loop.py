@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--checkpoint", type=Path, default=Path("opensora.pt"))
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--stop", type=int, help="save and end after this step of the epoch")
+    parser.add_argument("--stop", type=int, help="step of the epoch after which to save and stop")
     parser.add_argument("--batch-size", type=int, default=2)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -112,7 +112,7 @@ def main() -> None:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state | {"sampler": sampler.state_dict(step)}, options.checkpoint)
             if step == options.stop:
-                raise SystemExit(f"stopped after step {step}, as --stop says")
+                raise SystemExit(f"stopped after step {step} because of --stop")
     dataloader.loader.close()
     last = {name: values.tolist() for name, values in facts.items()}
     print(json.dumps({"keys": keys, "paths": paths, "losses": losses, "facts": last}))

@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--checkpoint", type=Path, default=Path("run.pt"))
-    parser.add_argument("--steps", type=int, default=20, help="steps in all, those before a resume included")
+    parser.add_argument("--steps", type=int, default=20, help="total number of steps, including those before a resume")
     parser.add_argument("--batch-size", type=int, default=2)
     options = parser.parse_args()
 
