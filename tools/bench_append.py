@@ -1,12 +1,13 @@
-"""What an append costs: seconds, requests and bytes, by the number of samples that the dataset has.
+"""Cost of an append: seconds, requests and bytes, depending on the number of samples in the dataset.
 
     python -m tools.bench_append [--samples 10000,100000,1000000] [--clips 100] [--json]
 
-The dataset is synthetic: its manifest, its shard table, its table of known rows and one of its sample files are as
-`streamvid shard` would write them for so many samples, 500 per shard. Tars and other sample files, which an append
-does not read, do not exist. It is in moto (S3) behind a proxy that counts. The clips are small and on this disk, so
-that the time is not that of the clips. Each append is `streamvid append` in a process of its own. `again` appends the
-same clips again, and `folder` is a dataset in a folder. `down` and `up` are the bytes of bodies.
+The dataset is synthetic. Its manifest, shard table, table of known rows and one samples file are as `streamvid shard`
+would write them for this number of samples, with 500 samples per shard. Tars and the other samples files do not exist,
+because an append does not read them. The dataset is in moto (S3) behind a proxy that counts. The new clips are small
+and on the local disk, so that they take little time. Each append is a `streamvid append` in a separate process. `again`
+appends the same clips a second time, and `folder` appends to a dataset in a folder. `down` and `up` are the bytes in
+the bodies of responses and requests.
 """
 
 from __future__ import annotations

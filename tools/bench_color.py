@@ -1,13 +1,15 @@
-"""What turning yuv420p into RGB costs on a CPU, and how right it is, with and without scaling.
+"""CPU cost and accuracy of converting yuv420p to RGB, with and without scaling.
 
     python tools/bench_color.py CLIPS... [--num-frames 16] [--repeats 5] [--only TEXT] [--json]
 
-CLIPS are video files; frames spread over them are scaled to each case's source size first. All is declared BT.709,
-limited range. Methods take turns within each repeat; figures are CPU milliseconds per `--num-frames` frames, the median
-of the repeats, with the lowest and the highest, until the pixels lie in the caller's memory: (H, W, 3) as in the
-loader's ring, planes where the name ends in "planar", or yuv420p. dB and bias (mean error of R, G, B, in levels) are
-against float64 arithmetic by the standard, not rounded: chroma interpolated linearly from where it lies ("left"; a
-column of its own shows "center"), then a true average of each pixel's area where the size changes.
+CLIPS are video files. Frames are taken from all of them, and first scaled to the source size of each case. All frames
+are declared as BT.709 with limited range. Within each repeat, the methods take turns. Times are CPU
+milliseconds per `--num-frames` frames: the median of the repeats, with the lowest and the highest. They include writing
+the pixels to the caller's memory: (H, W, 3) as in the loader's ring, planes if the name ends in "planar", or yuv420p.
+
+dB and bias (mean error of R, G and B, in levels) compare the result with float64 arithmetic that follows the standard
+and does not round. This reference interpolates chroma linearly from the chroma location ("left", or "center" in a
+separate column). If the size changes, it then averages each target pixel's exact area.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures what copies of time ranges cost: bytes beyond the packets of the range itself, and CPU time per clip.
+"""Cost of copying time ranges: bytes beyond the packets of the range itself, and CPU time per clip.
 
     python tools/bench_cut.py VIDEO_OR_FOLDER ... [--seconds 1,2,5,10] [--ranges 20] [--seed 0]
 

@@ -1,29 +1,30 @@
-"""What decoding costs: streamvid on clips as they are and on native ones, its peers, and the decoder alone.
+"""CPU cost of decoding: streamvid on stored copies and on native clips, its peers, and the decoder alone.
 
     python -m tools.bench_decode [--clips FILES_OR_FOLDERS...] [--peers PYTHON] [--sizes 192x336,480x848]
         [--num-frames 16,49,97] [--strides 1,2] [--windows 2] [--repeats 5] [--json]        (from the checkout's root)
 
-Without --clips, those of tools/bench_clips.py: real footage of 1080p and 720p. Any other clips will do as well; nothing
-is tuned to these. --peers is the Python of the peers' environment (`make peers`, .peers/bin/python); without it, only
-what PyAV can do is compared. Native clips (crf 18) are made once, into .cache/bench_clips/native.
+The default clips are those of tools/bench_clips.py: real footage in 1080p and 720p. Any other clips can be used;
+nothing is tuned to these. --peers is the Python of the peers' environment (`make peers`, .peers/bin/python). Without
+it, the only peer is PyAV. Native clips (crf 18) are made once and stored in .cache/bench_clips/native.
 
-Figures are CPU milliseconds a sample, of the whole process that decodes, one decoding thread, for random windows. The
-same windows for all; in each repeat methods take turns in random order. Files are in memory. Opening a file is part of
-a peer's cost; of ours, `window()` of the packet index and the checksums of the byte range. Outputs are read within the
-measured part, a byte of each cache line. RGB "fast" is swscale's default, as the peers have it; "exact" is streamvid's
-default. Methods:
+Times are CPU milliseconds per sample, for random windows, one decoding thread, and the whole decoding process. All
+methods decode the same windows, in random order in each repeat. Files are in memory. A peer's time includes opening the
+file. streamvid's time includes `window()` of the packet index, and the checksums of the byte range. All times include
+reading one byte in each cache line of the output. RGB "fast" is swscale's default, which the peers use; "exact" is
+streamvid's default. The methods are:
 
-- opensora, pyav_seek, torchcodec, decord: see tools/peers/decode.py. Open-Sora's costs minutes and does not hang on the
-  window: one window a repeat, of the first --num-frames and --strides only. torchcodec is the cheapest of its three
-  ways, the approximate one only where its pixels are those of the exact one. best_peer: the cheapest of PyAV seek,
-  torchcodec and decord, anew in each repeat.
-- ours_*: the source from its packet index; native_*: the native clip. *_aligned starts at a key frame.
-- native_plain: plain PyAV on the same native clip, with a reformatter that is kept and has one thread.
-- decode_only, native_decode_only: the same packets through a decoder that is kept; nothing is converted.
+- opensora, pyav_seek, torchcodec, decord: see tools/peers/decode.py. Open-Sora takes minutes, whatever the window, so
+  it decodes one window per repeat, with the first of --num-frames and --strides only. torchcodec is the cheapest of
+  three ways to use it; the approximate way counts only if its pixels equal those of the exact way. best_peer is the
+  cheapest of PyAV seek, torchcodec and decord in each repeat.
+- ours_*: the source, using its packet index; native_*: the native clip. *_aligned windows start at a key frame.
+- native_plain: plain PyAV on the same native clip, reusing a reformatter with one thread.
+- decode_only, native_decode_only: the same packets through a reused decoder, without conversion.
 
-Per cell (clip, size, frames, stride): medians over repeats of paired ratios. Over cells: geometric means, the worst
-cell, and in brackets the geometric mean in the lowest and highest repeat. A clip that a peer fails on is named, with
-the reason, and counts in none of that peer's ratios.
+A cell is a combination of clip, size, number of frames and stride. Its ratios are medians over the repeats of paired
+ratios. The summary lists the geometric mean over the cells, the worst cell and, in parentheses, the geometric means in
+the lowest and highest repeat. If a peer fails on a clip, the output states the reason, and the clip does not count in
+any ratio of this peer.
 """
 
 from __future__ import annotations

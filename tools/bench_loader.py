@@ -1,24 +1,24 @@
-"""Streaming side by side: streamvid and six other loaders over the same clips of one bucket.
+"""Throughput and cost of streaming: streamvid and six other loaders on the same clips from one bucket.
 
     python -m tools.bench_loader [--clips DIR] [--size 336x192] [--repeats 5] [--json]   (from the checkout's root)
     python -m tools.bench_loader --dataset DATASET [--bucket ID] ...
 
-The peers (webdataset, Energon, litdata, mosaic streaming, Hugging Face datasets, torch's DataLoader over files) run in
-an environment of their own: `make peers`. One that cannot run is named with the reason.
+The peers (webdataset, Energon, litdata, mosaic streaming, Hugging Face datasets, and torch's DataLoader over files) run
+in a separate environment, which `make peers` creates. If a peer cannot run, the output states the reason.
 
-Without --dataset the clips (--clips, or the demo's corpus) are sharded as native clips of one bucket, each several
-times (--copies), so that there are enough of them. Files are in the page cache. Each run is a process of its own;
-methods take turns within a repeat, in random order; medians of the repeats with the lowest and the highest.
+Without --dataset, the clips (--clips, or the demo corpus) are sharded as native clips in one bucket, several times each
+(--copies) to have enough of them. Files are in the page cache. Each run is a separate process. Within a repeat, the
+methods run in random order. Results are medians over the repeats, with the lowest and the highest.
 
-- decode off: batches of clips as they are stored. The peers hand over whole clips, streamvid (decode=False) the part of
-  each that a window of the bucket's frames needs, proved by its checksums; "whole" is streamvid over the same tars
-  without its packet index, which hands over whole clips, proved, too.
-- decode on: batches of decoded windows, uint8. The peers seek and decode with PyAV in their workers. "fast" is their
-  accuracy (swscale's default); "yuv420p" is RGB made by the device afterwards, and not counted here.
+- decode off: batches of stored clips. The peers deliver whole clips. streamvid (decode=False) delivers the part that is
+  needed for a window of the bucket's frames, and verifies its checksums. "whole" is streamvid on the same tars without
+  the packet index: it delivers whole clips, and verifies them as well.
+- decode on: batches of decoded windows as uint8. The peers seek and decode with PyAV in their workers. "fast" uses the
+  peers' accuracy (swscale's default). With "yuv420p", a device would convert to RGB later; this time is not counted.
 
-samples/s and CPU: of the epochs after the first; CPU seconds a sample of all processes; main-process CPU a batch, with
-all its threads; first batch: from making the loader, imports done; memory: the most that the process tree held.
-The last lines compare with the best peer of each repeat, and one worker with two (--pairs).
+samples/s and CPU cover the epochs after the first. CPU per sample includes all processes. Main-process CPU per batch
+includes all threads. "first batch" starts when the loader is created, after imports. Memory is the peak of the process
+tree. The last lines compare streamvid with the best peer in each repeat, and two workers with one (--pairs).
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
-"""What streaming 1080p clips takes in memory, against what the loader promises before the epoch.
+"""Memory for streaming 1080p clips, compared with the bound that the loader states before the epoch.
 
     python tools/bench_memory.py [--dataset DIR] [--workers 2] [--epochs 20] [--json]
 
-The promise: streaming adds at most ring_bytes + workers x one decoder, + 10 %, to the process that streams. Without
---dataset a few 1080p clips are made first out of the demo's (24 frames a second, key frames every 2 s, B-frames).
+The bound: streaming adds at most ring_bytes + workers x (memory of one decoder) to the streaming process, plus 10 %.
+Without --dataset, 1080p clips are first made from the demo's clip (24 frames per second, a key frame every 2 s, with
+B-frames).
 
-Measured in processes of their own, every few milliseconds, over the whole process tree (/proc/*/smaps_rollup):
-- baseline: the streaming process after its imports, before it makes a loader;
-- decoder: a process that decodes windows of the same clips one after another, and nothing else;
-- peak: the streaming process and its workers, over all epochs. In the first one it waits until the ring is full.
-Memory is what nobody else could be using: anonymous pages, and those of shared memory that a process has open (the
-ring), each counted once. Code and other pages of files are left out, because their share depends on who else on the
-machine maps them; `pss` has them.
+Each measurement runs in a separate process, whose process tree is sampled every few milliseconds
+(/proc/*/smaps_rollup):
+- baseline: the streaming process after its imports, before it creates a loader.
+- decoder: a process that only decodes windows of the same clips, one after another.
+- peak: the streaming process and its workers, over all epochs. In the first epoch, it waits until the ring is full.
+
+Memory means pages that no other process could use: anonymous pages, and shared memory that a process has open (the
+ring), each counted once. File-backed pages such as code are not included, because their share depends on which other
+processes map them. `pss` includes them.
 """
 
 from __future__ import annotations

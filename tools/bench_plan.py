@@ -1,16 +1,18 @@
-"""What planning costs: seconds to the first step, memory, time a step, resume, and the quality of shuffles.
+"""Cost of planning: time to the first step, memory, time per step and time to resume; and the quality of shuffles.
 
     python tools/bench_plan.py [--scales 1e6/1e4,1e8/1e6,1e9/1e7] [--num-ranks 4096] [--repeats 5] [--json]
 
-A scale is samples/shards: buckets differ in size by Zipf's law, shards hold half to one and a half times the mean. Each
-measurement is a process of its own, so nothing is warm but the files' pages, and figures are medians of the repeats;
-peak memory is VmHWM above what the process had once numpy and streamvid were imported and the arrays of shard sizes
-were made (those are `arrays MiB`).
-Figures: `first` seconds from the arrays to the first step of one rank; `us/step` microseconds a step for one rank over
-1,024 steps (fewer where the epoch has no more, and then each costs more); `resume` seconds to the first step at another
-number of ranks, from a cursor in the middle of the epoch; `state` bytes of the cursor as JSON.
-`index` does the same from a sealed dataset of so many shards on disk, from opening
-it on; its parts are timed one by one.
+A scale is SAMPLES/SHARDS. The sizes of the buckets follow Zipf's law, and a shard holds between half and one and a half
+times the mean number of samples. Each measurement is a separate process, so that only the pages of files are warm.
+Results are medians over the repeats. Peak memory is VmHWM minus the memory after numpy and streamvid were imported and
+the arrays of shard sizes were made. `arrays MiB` is the size of these arrays.
+
+- `first`: seconds from the arrays to the first step of one rank.
+- `us/step`: microseconds per step for one rank over 1,024 steps, or fewer in a short epoch, where each step costs more.
+- `resume`: seconds to the first step with another number of ranks, from a cursor in the middle of the epoch.
+- `state`: size of the cursor as JSON, in bytes.
+
+`index` measures the same from opening a sealed dataset with this many shards on disk, and also times each part.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What `streamvid plan` costs on metadata of millions of rows, and how far its estimates are from a measured run.
+"""Cost of `streamvid plan` on metadata with millions of rows, and the errors of its estimates.
 
     python tools/bench_plan_metadata.py [--rows 1e6,3e6,1e7] [--formats parquet,csv] [--preset opensora2-256] [--json F]
     python tools/bench_plan_metadata.py --shard [--rows …] [--formats …] [--preset …] [--json F]
     python tools/bench_plan_metadata.py --against CLIPS [--clips native] [--json F]
 
-Rows are synthetic, as crawls have them: a path, a caption of 200 characters (never loaded), frames, height, width,
-fps, duration, bytes and a score: 270 bytes as CSV. 97 % have one of 24 common sizes, the others sides of their own;
-95 % one of six common frame rates. Each plan is a process of its own; time, CPU seconds and peak memory are what the
-kernel says of it.
+Rows are synthetic but similar to crawled metadata: a path, a caption of 200 characters (never loaded), frames, height,
+width, fps, duration, bytes and a score, with 270 bytes per row as CSV. 97 % of the rows have one of 24 common sizes,
+and 95 % have one of six common frame rates. Each plan is a separate process. The kernel reports its time, CPU seconds
+and peak memory.
 
---shard measures `streamvid shard --dry-run --trust-metadata` instead: the whole way from metadata to the shard plan.
+--shard measures `streamvid shard --dry-run --trust-metadata`: the whole way from metadata to the shard plan.
 
---against shards a folder of clips, asks for the plan of one epoch, streams that epoch once and prints the error of each
-estimate. Requests are counted by a store in memory, which sees what an object store would.
+--against shards a folder of clips, estimates one epoch, streams this epoch once, and prints the error of each estimate.
+The clips are in an in-memory store, which counts requests as an object store would.
 """
 
 from __future__ import annotations

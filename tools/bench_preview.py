@@ -1,8 +1,8 @@
-"""Time to the first pages of a preview, and its memory, for a dataset of many synthetic rows.
+"""Time to the first pages of a preview, and its memory, for a dataset with many synthetic rows.
 
     python -m tools.bench_preview --rows 200000 --json
 
-Each page is requested by a new connection, the first one right after the server printed its address.
+Each page is requested over a new connection, the first page immediately after the server printed its address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures out of paired costs: medians with spread, ratios as geometric means, and lines to hold them against."""
+"""Statistics of paired costs: medians with spread, ratios as geometric means, and requirements to check."""
 
 from __future__ import annotations
 

@@ -1,20 +1,21 @@
-"""Streaming from a real object store: against the link that there is, and against other loaders.
+"""Streaming from a real object store, compared with the bandwidth of the link and with other loaders.
 
     python -m tools.bench_s3 link  [--links 50:30,50:100,100:30,100:100] [--kinds 100KB,1MB] [--repeats 5] [--json]
-    python -m tools.bench_s3 peers [--kinds 100KB,1MB] [--workers 2] [--repeats 5] [--json]    (`make peers` before)
+    python -m tools.bench_s3 peers [--kinds 100KB,1MB] [--workers 2] [--repeats 5] [--json]    (first run `make peers`)
 
-The store is Ceph RGW in memory on this machine (tools/ceph_rgw.sh). Clips are handed over as they are stored
-(decode=False). Samples of about 100 KB and 1 MB: every frame of a clip is wanted, so that a sample is a clip. Each run
-is a process of its own, runs take turns in random order within a repeat; medians of the repeats.
+The store is Ceph RGW in memory on this machine (tools/ceph_rgw.sh). Clips are delivered as they are stored
+(decode=False). Samples have about 100 KB or 1 MB. Every frame of a clip is delivered, so a sample is a whole clip. Each
+run is a separate process. Within a repeat, runs are in random order. Results are medians over the repeats.
 
-link: behind tools/fault_proxy.py, which shapes all connections together to MB/s:ms, the ms before each answer. Useful:
-bytes handed over; all: bodies that came through the proxy, in a stretch of --seconds after a warm-up, or with a cache,
-which is empty at first, in one epoch. "rank": one of 64 whose samples of a step are dealt in the order of shards, all
-of the step together (deal = batch size x 64), so that they are --fill of the shards that the shuffle's window holds.
-peers: one epoch each, by processes that have imported what they need, caches empty: webdataset (curl, signed URLs),
-mosaic streaming, litdata and Energon (MSC) as their own clients read S3, all in stored order, the cheapest; "streamvid"
-in stored order too, "shuffled" in its usual one. CPU is that of the client, workers and their children among it;
-requests are counted by the proxy in a run apart, which is not timed.
+link: tools/fault_proxy.py limits all connections together to MB/s:ms, where ms is the delay before each response.
+"useful" counts delivered bytes, and "all" counts bytes of bodies that passed through the proxy, both during --seconds
+after a warm-up. With a cache, which is empty at first, they are counted over one epoch. "rank" is one of 64 ranks,
+whose shard locality (batch size x 64) covers all samples of a step: together, they are --fill of the shuffle window.
+
+peers: one epoch each, in processes that have done all imports, with empty caches. webdataset (curl, signed URLs),
+mosaic streaming, litdata and Energon (MSC) read from S3 with their own clients, all in stored order, which is the
+cheapest. "streamvid" also reads in stored order, and "shuffled" in its default order. CPU is that of the client,
+including workers and their children. The proxy counts requests in a separate run that is not timed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tools/bench_s3.py reads: a real S3 server, and datasets in it whose samples have the size that is asked for."""
+"""Data for tools/bench_s3.py: a real S3 server, and datasets whose samples have a given size."""
 
 from __future__ import annotations
 

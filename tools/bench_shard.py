@@ -1,11 +1,12 @@
-"""How sharding scales with workers: seconds of `streamvid shard` for copies and native clips, with 1 worker and more.
+"""Time of `streamvid shard` for copies and native clips, depending on the number of workers.
 
     python -m tools.bench_shard [--source DIR] [--workers 1,2] [--clips copy,native] [--copies 8] [--repeats 5]
     [--json]
 
---source is a folder of videos; without it, --copies copies of the demo's corpus. Every run is the whole command in a
-process of its own, into an empty folder. All runs take turns within each repeat. Wall and CPU seconds are medians of
-the repeats, lowest to highest; the speedup is the median of the paired ratios to the first number of workers.
+--source is a folder of videos. By default, it contains --copies copies of the demo corpus. Each run is the whole
+command in a separate process, with an empty output folder. Within each repeat, the runs take turns. Wall seconds are
+medians over the repeats, with the lowest and the highest. CPU seconds are medians. The speedup is the median of the
+paired ratios to the first number of workers.
 """
 
 from __future__ import annotations

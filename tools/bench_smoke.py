@@ -1,20 +1,22 @@
-"""Has streamvid become slower? A few minutes of paired CPU ratios, against a stored reference.
+"""Regression check for speed: paired CPU ratios, compared with a stored reference in a few minutes.
 
     python -m tools.bench_smoke [--repeats 15] [--only LINE...] [--update] [--slow LINE=1.25] [--json]
                                                                         (from the checkout's root; `make bench-smoke`)
 
-Each line is a ratio of CPU seconds, what something plain costs to what streamvid costs for the same, both in turns in
-one process, in random order: such ratios hang little on how fast a machine is. Reported is the median of the repeats
-with its 95 % interval (bootstrap). Ends with 1 where a line's whole interval lies more than 10 % below its reference in
-tools/bench_reference.json, with 2 for what cannot be run, else with 0.
+Each line is a ratio of CPU seconds: the cost of a plain method divided by streamvid's cost for the same work. Both run
+in one process, in turns and in random order, so the ratio depends little on the speed of the machine. The result is the
+median of the repeats with its 95 % bootstrap interval. The exit status is 1 if the whole interval of any line is more
+than 10 % below the reference in tools/bench_reference.json, 2 if something cannot be run, and 0 otherwise.
 
-- index: reading a clip's packets with PyAV, to `index_clip`.
-- copy_rgb: plain PyAV seek of a 720p clip to 480p, to ours (fast). copy_yuv: the decoder alone, to ours (yuv420p).
-- native_rgb, native_exact: plain PyAV on a native clip of 480p, to ours. native_yuv: the decoder alone, to ours.
-- loader: reading and hashing all clips of a dataset's tars, to an epoch of VideoLoader(decode=False).
+- index: reading a clip's packets with PyAV, compared with `index_clip`.
+- copy_rgb: plain PyAV seek in a 720p clip with output in 480p, compared with streamvid (fast). copy_yuv: the decoder
+  alone, compared with streamvid (yuv420p).
+- native_rgb, native_exact: plain PyAV on a native 480p clip, compared with streamvid. native_yuv: the decoder alone,
+  compared with streamvid.
+- loader: reading and hashing all clips in a dataset's tars, compared with an epoch of VideoLoader(decode=False).
 
---update writes the reference anew: on a quiet machine, with a reason in the commit. --slow makes this tool burn CPU in
-what it measures of streamvid, to prove that it would be noticed.
+--update writes a new reference. Run it on a quiet machine, and state the reason in the commit. --slow burns CPU in
+streamvid's part of a line, to show that a slowdown would be noticed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What share of a training step waits for data, over native shards, when the step only sleeps for a real one's time.
+"""Share of each training step that is spent waiting for data, with native shards and steps that only sleep.
 
     python -m tools.bench_trainer [--clips DIR | --dataset DATASET] [--buckets 480x272@33] [--seconds 0.25,0.5,1]
                                   [--batch-size 2] [--steps 40] [--repeats 5] [--json]      (from the checkout's root)
 
-Without --dataset the clips (--clips, or the demo's corpus) are sharded as native clips. A real step is one of the
-optimizer, as `streamvid train` makes it (`streamvid.trainer.train`, its metrics, checkpoints left out), with a module
-that sleeps where a GPU would compute: the processor is free meanwhile, as it is beside a GPU. Step times take turns
-within a repeat, in random order, each in a process of its own. The share is that of `data_wait_share` in metrics.jsonl,
-over the steps after the first five, which wait for the workers to start.
+Without --dataset, the clips (--clips, or the demo corpus) are sharded as native clips. Steps run in the real training
+loop (`streamvid.trainer.train` with its metrics, but without checkpoints). The module sleeps while a GPU would compute,
+so the processor is free, as it is with a GPU. Within a repeat, the step times are in random order, each in a separate
+process. The share is `data_wait_share` in metrics.jsonl, without the first five steps, which wait for the workers to
+start.
 """
 
 from __future__ import annotations

@@ -1,30 +1,32 @@
-"""Does the small model learn from its texts? Trains it for three seeds and weighs what captions are worth, held out.
+"""Check that the small model learns from captions: train it with three seeds, and evaluate it on held-out videos.
 
     python -m tools.check_learning [--dataset DS] [--work DIR] [--seeds 3] [--steps N] [--text minilm|bytes]
 
-Without --dataset it builds the corpus (tools/make_corpus.py) and shards it natively at 128 pixels, in windows of a
-second of five frames, three of ten videos held out. VideoLoader delivers each clip several times, at other places in
-time and picture; latents and text states are made once of each delivery, as `streamvid encode` would. For each seed two
-models are trained on them in the same order with the same noise: one with the captions, of which some are dropped, and
-one without any text. Then, on the held-out videos, with the same noise and times for all:
+Without --dataset, the script builds the corpus (tools/make_corpus.py) and shards it natively at 128 pixels, in windows
+of one second and five frames. Three of ten videos are held out. VideoLoader delivers each clip several times, from
+different times and with different crops. Latents and text states are computed once per delivery, as in `streamvid
+encode`. For each seed, two models are trained in the same order with the same noise: one with captions, some of which
+are dropped, and one without text. Both are then evaluated on the held-out videos, with the same noise and times:
 
-    own        the model with captions, told each video's own
-    empty      the same model, told nothing
-    shuffled   the same model, told the caption of another held-out video that has another one
+    own        the model with captions, given each video's own caption
+    empty      the same model, given an empty caption
+    shuffled   the same model, given a different caption, from another held-out video
     no text    the model that was trained without text
 
-Held out are videos, not scenes: the corpus has three (a cartoon meadow, a street with bicycles, a man in a car), cut,
-scaled and encoded in different ways, and captions say which scene a video shows. So this tells that text reaches the
-picture by encoder, cross-attention and loss, and is worth what it says. It tells nothing of unseen scenes.
+Videos are held out, but scenes are not: the corpus has three scenes (a cartoon meadow, a street with bicycles, a man in
+a car), which are cut, scaled and encoded in different ways, and captions name the scene. The check therefore shows that
+the text affects the picture through the encoder, cross-attention and loss, in the right direction. It shows nothing
+about unseen scenes.
 
 Measured for seeds 0 to 2: own 1.03, empty 0.065 to 0.073 more, shuffled 0.19 to 0.25 more, no text 0.044 to 0.051 more,
-each over 5 standard errors and for every video. BOUNDS asks for about half of that (own: 1.1; to predict nothing costs
-about 2). Text has most to say where noise hides the scene, hence the times shifted towards it; and little is left of it
-in a model that has learned its few clips by heart: with a shift of 3, 400 steps and fewer deliveries it was 0.007 to
-0.014 ± 0.01 against no text (0.054 to 0.068 at early times), still 0.027 against empty and 0.18 against shuffled.
+each more than 5 standard errors, and for every video. BOUNDS requires about half of these differences (own: 1.1; a
+model that predicts nothing has a loss of about 2). Text matters most when noise hides the scene, so the times are
+shifted towards more noise. Text matters little in a model that has memorized its few clips: with a shift of 3, 400
+steps and fewer deliveries, the difference to no text was 0.007 to 0.014 ± 0.01 (0.054 to 0.068 at early times), while
+that to empty was still 0.027, and that to shuffled 0.18.
 
-A bound is missed: exit code 1. The differences are paired: the same video, noise and time on both sides. Their standard
-errors are over videos, since windows of one video are no independent witnesses.
+If a bound is missed, the exit status is 1. The differences are paired: both sides use the same video, noise and time.
+Standard errors are computed over videos, because windows from the same video are not independent.
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
-"""Delivered audio of real files against the ffmpeg program's: python -m tools.compare_audio FILE_OR_FOLDER...
+"""Compare delivered audio with the output of the ffmpeg program: python -m tools.compare_audio FILE_OR_FOLDER...
 
-Every window begins at a random frame of a video, has the stream's own rate and channels, and is decoded through the
-container and, if possible, from indexed packets. The ffmpeg program decodes the same file. A window is right if
+Every window begins at a random frame of a video and has the stream's own rate and channels. streamvid decodes it
+through the container and, if possible, from indexed packets. The ffmpeg program decodes the same file. A window is
+right if
 
-- each of its audio frames is found in the window at the time that the program's timestamps give it, relative to the
-  same video frame, within --tolerance (1 ms), and
-- the samples are equal within 1e-4 of full scale. Frames of AAC and AC-3 may instead correlate by 0.9, or be as loud
-  within 3 dB, because noise that the encoder left out has other random values in every window; and
-- it is silent where the program has no audio.
+- each of its audio frames is in the window at the time that ffmpeg's timestamps give, relative to the same video frame,
+  within --tolerance (1 ms);
+- the samples are equal within 1e-4 of full scale. Frames of AAC and AC-3 may instead have a correlation of 0.9, or the
+  same loudness within 3 dB, because decoders fill in noise that differs in every window; and
+- it is silent where ffmpeg has no audio.
 
-Frames whose timestamps fluctuate are counted on purpose, not placed (streamvid/video/audio/README.md): a frame may be
-up to 10 ms off (25 ms in Vorbis) if the median frame of its window is not. Such frames are reported.
+streamvid counts frames whose timestamps fluctuate, and does not place them by these timestamps
+(streamvid/video/audio/README.md). Such a frame may be up to 10 ms off (25 ms in Vorbis) if the median frame of its
+window is not. The output reports these frames.
 
-The first window is the whole track (at most 60 s), where the noise of AAC is the program's. Reported per file:
-windows, wrong ones, the largest difference of time, the frames that are equal, and a note if the program has other
-times of video frames. Files without audio or video are left out. The exit status is 1 if a window is wrong.
+The first window is the whole track (at most 60 s), in which the noise of AAC equals ffmpeg's. For each file, the output
+lists the windows, the wrong windows, the largest time difference, the number of equal frames, and a note if ffmpeg has
+different times for video frames. Files without audio or video are omitted. The exit status is 1 if a window is wrong.
 """
 
 from __future__ import annotations

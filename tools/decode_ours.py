@@ -1,20 +1,21 @@
-"""streamvid's ways to decode a window, as a process that is asked line by line, as tools/peers/decode.py is.
+"""Process that decodes windows with streamvid on request, one line at a time, as tools/peers/decode.py does for peers.
 
     python -m tools.decode_ours         (from the root of the checkout)
 
-Requests and answers are those of tools/peers/decode.py. Files are in memory and their packet indexes made beforehand;
-cpu_seconds is of the whole process, with `window()` of the index, the checksums of the byte range and reading of
-the output, one byte a cache line.
+Requests and answers are those of tools/peers/decode.py. Files are in memory, and their packet indexes are made in
+advance. cpu_seconds covers the whole process, including `window()` of the index, the checksums of the byte range, and
+reading one byte in each cache line of the output.
 
-- ours_fast, ours_exact, ours_yuv: StoredDecoder, into memory that is kept, as a loader's ring is.
-- plain: the file opened, seek, decode from the key frame on, each wanted frame to RGB by a reformatter that is kept and
-  has one thread (`to_ndarray("rgb24")` makes threads for each frame); the clip must have the size that is asked for.
-- seek: the same for clips of any size, each wanted frame reformatted to cover (area), centre-cropped.
-- decode_only: the limit: the packets of the same window, made beforehand, through a decoder that is kept open, with
-  what nothing refers to skipped and an early drain; frames are dropped as they come.
-- {"method": "encode"}: makes the native clip of `path` (crf 18, height, width) at `save`; answers
+- ours_fast, ours_exact, ours_yuv: StoredDecoder, with output to reused memory, like a loader's ring.
+- plain: opens the file, seeks, decodes from the key frame, and converts each requested frame to RGB with a reused
+  reformatter that has one thread (`to_ndarray("rgb24")` creates threads for each frame). The clip must have the
+  requested size.
+- seek: the same for clips of any size. Requested frames are scaled to cover the size (area) and center-cropped.
+- decode_only: the lower limit. The packets of the same window, made in advance, pass through a reused decoder, which
+  skips unreferenced frames and is drained early. Frames are discarded.
+- {"method": "encode"}: encodes `path` as a native clip (crf 18, height, width) at `save`, and answers
   {"num_frames", "num_bytes", "psnr_y"}.
-- {"method": "facts"}: {"num_frames", "height", "codec"}, or {"error"} where streamvid has no packet index of the file.
+- {"method": "facts"}: answers {"num_frames", "height", "codec"}, or {"error"} if the file's packets cannot be indexed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Draws the pictures of README.md and docs/: the data flow, the tails, the ring and the shuffles.
+"""Draws the pictures in README.md and docs/: the data flow, the tails, the ring and the shuffles.
 
     python -m tools.draw_docs [--out docs/content/pictures] [--check]         (from the checkout's root)
 
-Positions in the pictures of the tails and the shuffles come from plans that are made here; the figures of the shuffles
-are those of `python -m tools.bench_plan`. The output depends on nothing else. --check writes nothing and ends with 1 if
-a file differs.
+The pictures of the tails and the shuffles show plans that this script makes. The figures of the shuffles are results of
+`python -m tools.bench_plan`. The output depends on nothing else. --check writes nothing, and exits with status 1 if a
+file differs.
 """
 
 from __future__ import annotations

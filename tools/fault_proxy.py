@@ -1,29 +1,30 @@
-"""A TCP proxy in front of an HTTP server that breaks what it is told to break: for tests of what reads from S3.
+"""TCP proxy in front of an HTTP server that injects faults on request, for testing code that reads from S3.
 
-Bytes pass as they are, the Host header too, so that signatures hold. In a test, in a process of its own:
+All bytes are passed on unchanged, including the Host header, so signatures stay valid. In a test, the proxy runs in a
+separate process:
 
     with FaultProxy("http://127.0.0.1:7480", fault_rate=0.2, seed=3) as proxy:
         ...  # requests to proxy.endpoint_url
         proxy.set(dead=True)
         print(proxy.counts().faults)
 
-As a program, until Ctrl-C:
+As a program, it runs until Ctrl-C:
 
     python -m tools.fault_proxy --upstream 127.0.0.1:7480 --port 8480 --fault-rate 0.2 --latency-ms 30
 
-Faults, each at one request; which one, a hash of the seed and of the request's number says:
+Each fault affects one request. A hash of the seed and the request's number selects the fault:
 
-    status_500 slow_down too_many expired   an answer of its own: 500, 503 SlowDown, 429, 403 ExpiredToken
-    refused       the connection is reset before the server hears of the request
-    lost_answer   the server has done it, the connection is reset before the answer (not GET, HEAD)
-    reset         the connection is reset in the middle of the body, a write's on its way to the server
+    status_500 slow_down too_many expired   the proxy answers with 500, 503 SlowDown, 429 or 403 ExpiredToken
+    refused       the connection is reset before the server receives the request
+    lost_answer   the server handles the request, but the connection is reset before the answer (not GET or HEAD)
+    reset         the connection is reset in the middle of the body; for a write, of the request's body
     truncated     the connection is closed in the middle of the body (GET)
-    stalled       nothing for stall_s in the middle of the body, or before an answer without one; then the rest
-    slow          the body drips, 20 drips in slow_s; each 256 KiB of it where its length is not told (GET)
-    flipped       one bit of the body is another, not the same one twice (GET)
-    wrong_etag    the ETag header is another
+    stalled       nothing is sent for stall_s in the middle of the body, or before an answer without a body
+    slow          the body arrives in 20 pieces over slow_s, or each 256 KiB of it if its length is unknown (GET)
+    flipped       one bit of the body is inverted, a different one each time (GET)
+    wrong_etag    the ETag header is wrong
 
-With unknown_header, it is a store that lacks a feature: each request with this header is answered with 501.
+unknown_header simulates a store that lacks a feature: each request with this header is answered with 501.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which request meets which fault: decisions that hang on a seed and a number alone; for tools.fault_proxy."""
+"""Faults that tools.fault_proxy injects. The fault for a request depends only on a seed and the request's number."""
 
 from __future__ import annotations
 

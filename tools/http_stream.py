@@ -1,4 +1,4 @@
-"""Just enough HTTP/1.1 over a raw socket to tell one request and its answer from the next; for tools.fault_proxy."""
+"""Minimal HTTP/1.1 over a raw socket for tools.fault_proxy, sufficient to separate consecutive requests and answers."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Makes clips whose audio says how they move: a disc goes up and down, and the pitch of a tone follows its height.
+"""Makes clips whose audio tells how the picture moves: the pitch of a tone follows the height of a disc.
 
     python -m tools.make_tones DEST [--clips 120] [--seed 0]
 
 DEST receives NNN.mp4 (H.264 and AAC) and NNN.mkv (H.264 and Opus), in turn, and metadata.csv (path, caption). Each clip
-is 64x64 pixels, 12 frames per second and 2 seconds long. Its path is random and smooth; neither the caption, which has
-the color of the disc, nor its first frame tells how it continues. Three octaves of pitch are the height of the picture.
+has 64x64 pixels, 12 frames per second and a duration of 2 seconds. The disc follows a random smooth path. Neither the
+first frame nor the caption, which names the color of the disc, shows how the path continues. The height of the picture
+corresponds to three octaves of pitch.
 """
 
 from __future__ import annotations

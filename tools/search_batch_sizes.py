@@ -1,9 +1,9 @@
-"""Batch sizes for your model and GPU: the most samples of each bucket that a step takes in about one time.
+"""Find batch sizes for a model and GPU, such that a step takes about the same time for every bucket.
 
     python -m tools.search_batch_sizes --factory my.module:make_step DATASET
         [--base BUCKET] [--max-batch-size N] [--warmup 5] [--steps 5] [--tolerance 0.0] [--layout BCTHW] [--json]
 
-make_step() gives step(shape), which runs one training step on a batch of that shape, e.g.
+make_step() returns step(shape), which runs one training step on a batch of this shape, for example:
 
     def make_step():
         model, optimizer = ...
@@ -13,10 +13,10 @@ make_step() gives step(shape), which runs one training step on a batch of that s
             optimizer.step(); optimizer.zero_grad()
         return step
 
-The base bucket (the largest, unless named) gets the most samples that memory holds; the others the most whose step
-takes no longer. Standard error shows each batch as it is tried; standard output is YAML that a configuration's
-`batch_size:` takes, or with --json all that was measured. Ends with 1 where some bucket does not run with one sample,
-with 2 for what cannot be asked for.
+The base bucket (by default the largest) gets as many samples as fit in memory. Every other bucket gets as many samples
+as possible without a longer step. Standard error shows each batch that is tried. Standard output is YAML for
+`batch_size:` in a configuration or, with --json, all measurements. The exit status is 1 if a bucket does not run with
+one sample, and 2 for invalid arguments.
 """
 
 from __future__ import annotations

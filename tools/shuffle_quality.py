@@ -1,8 +1,9 @@
-"""How good a shuffle is, and what it costs in reads, measured on the steps that a plan makes.
+"""Quality of a shuffle, and its cost in reads, measured on the steps that a plan makes.
 
-Places are counted within a bucket, since a batch is of one bucket: a sample's stored place is its number in the order
-of the manifest, its new place the number of its slot in epoch 0. A full permutation of n samples moves them by
-(n - 1 / n) / 3 places on average, and leaves (2 * n - k - 1) * k / (n * (n - 1)) of the stored neighbors within k.
+Places are counted within a bucket, because all samples of a batch are from one bucket. A sample's stored place is its
+number in the order of the manifest. Its new place is the number of its slot in epoch 0. A full permutation of n samples
+moves them by (n - 1 / n) / 3 places on average. The share of stored neighbors that it leaves at most k places apart is
+(2 * n - k - 1) * k / (n * (n - 1)).
 """
 
 from __future__ import annotations

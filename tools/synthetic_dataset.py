@@ -1,4 +1,4 @@
-"""Index and manifest of synthetic datasets, for tests and benchmarks. What it does not write does not have to exist."""
+"""Index and manifest of synthetic datasets, for tests and benchmarks. Files that are not written need not exist."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Trains the autoencoder that ships in streamvid/recipes, on the demo corpus, on two cores, in ten minutes or so.
+"""Trains the autoencoder that ships in streamvid/recipes on the demo corpus, in about ten minutes on two cores.
 
     python -m tools.train_autoencoder [--dataset DS] [--out FILE] [--steps N] [--work DIR]
 
-Without --dataset it builds the corpus (tools/make_corpus.py), shards it natively at 128 pixels in windows of a second,
-a quarter of the videos held out, and streams crops of that through VideoLoader. At the end it measures the mean and
-deviation of each latent channel, writes the weights in half precision with config and figures in the metadata, and
-prints the PSNR of the held-out videos as the file gives them back.
+Without --dataset, the script builds the corpus (tools/make_corpus.py), shards it natively at 128 pixels in windows of
+one second with a quarter of the videos held out, and streams crops through VideoLoader. After training, it measures the
+mean and deviation of each latent channel, writes the weights in half precision with the configuration and results as
+metadata, and prints the PSNR of the held-out videos as decoded with the written file.
 
-What comes out is home-made: three scenes are all that it has ever seen. Held out are other videos of these scenes: 26.0
-dB after 3000 steps, 22.9 after 800, where each clip's mean colour has 12.6. Where cores are shared with other work,
-OMP_NUM_THREADS=1 is many times faster: threads of a convolution wait for each other.
+The result is limited, because the model has seen only three scenes. The held-out videos show these scenes as well: 26.0
+dB after 3000 steps and 22.9 dB after 800, compared with 12.6 dB for each clip's mean color. If other programs use the
+same cores, OMP_NUM_THREADS=1 is many times faster, because the threads of a convolution wait for each other.
 """
 
 from __future__ import annotations

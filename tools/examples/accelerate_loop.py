@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""accelerate with gradient accumulation, and checkpoints that hold the loader's place.
+"""Training with accelerate: gradient accumulation, and checkpoints that contain the loader's position.
 
     accelerate launch accelerate_loop.py DATASET --output run/ --epochs 1
-    accelerate launch accelerate_loop.py DATASET --output run/ --epochs 3     # goes on where the last one ended
+    accelerate launch accelerate_loop.py DATASET --output run/ --epochs 3     # resumes where the previous run ended
 
-`--save-every 5 --stop-after 7` shows a run that dies between two checkpoints.
+`--save-every 5 --stop-after 7` simulates a run that fails between two checkpoints.
 """
 
 from __future__ import annotations

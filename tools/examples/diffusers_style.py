@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A training script as diffusers' own are: its scheduler, its transformer, accelerate around them, batches from here.
+"""Training script in the style of diffusers: its scheduler, its transformer and accelerate, but streamvid's batches.
 
     accelerate launch diffusers_style.py DATASET --steps 50 --output transformer/
 
-Only the data is different from theirs: no Dataset, no DataLoader, no collate_fn, no resize in the script.
+Only the data code differs from the scripts of diffusers: it needs no Dataset, DataLoader, collate_fn or resize.
 """
 
 from __future__ import annotations

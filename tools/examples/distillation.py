@@ -1,11 +1,11 @@
-"""A task of one's own for `streamvid train`: a small student learns a larger teacher's velocity, not the data's.
+"""Custom task for `streamvid train`: a small student learns the velocity of a larger teacher instead of the data's.
 
     PYTHONPATH=tools/examples streamvid train --config tiny --set data.dataset=DATASET --set output=run/ \\
         --set model.factory=distillation:build --set task=distillation:distil \\
         --set 'model.args={teacher: teacher.safetensors}' --set 'model.trainable=[student]'
 
-A task is a function (module, batch) → loss; the module's children are the models, `model.trainable` says which trains.
-teacher.safetensors: what `streamvid train --config tiny` wrote, run/step-N.safetensors.
+A task is a function (module, batch) → loss. The module's children are the models, and `model.trainable` names the
+models to train. teacher.safetensors is the file run/step-N.safetensors from `streamvid train --config tiny`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Lightning: the loader as the train dataloader, its place in Lightning's own checkpoints.
+"""Training with Lightning: the loader is the train dataloader, and Lightning's checkpoints contain its position.
 
 python lightning_module.py DATASET --output run/ --epochs 1
-python lightning_module.py DATASET --output run/ --epochs 3       # goes on from run/last.ckpt
+python lightning_module.py DATASET --output run/ --epochs 3       # resumes from run/last.ckpt
 """
 
 from __future__ import annotations

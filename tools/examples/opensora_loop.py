@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A loop written for Open-Sora's prepare_dataloader, fed by streamvid. What changes is `prepare_dataloader` below.
+"""Training loop written for Open-Sora's prepare_dataloader. Only this function, below, was changed for streamvid.
 
     python opensora_loop.py DATASET --epochs 2 --checkpoint opensora.pt
 
-Batches have Open-Sora's keys, and the loop its form: one batch kept ahead, the sampler told the epoch, its state asked
-for by step. New is that all ranks have the same bucket at a step, and that a resume may have other ranks.
+Batches have Open-Sora's keys. The loop works as in Open-Sora: it prefetches one batch, passes the epoch to the sampler,
+and saves the sampler's state for a given step. In addition, all ranks have the same bucket in each step, and a run can
+resume with a different number of ranks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A plain PyTorch loop whose checkpoint holds the loader's state, so that a resume is exact.
+"""A plain PyTorch loop whose checkpoint contains the loader's state, so that a resume is exact.
 
     python plain_pytorch.py DATASET --checkpoint run.pt --steps 20
-    python plain_pytorch.py DATASET --checkpoint run.pt --steps 40      # goes on after step 20
+    python plain_pytorch.py DATASET --checkpoint run.pt --steps 40      # resumes after step 20
 
-The second run sees what one run of 40 steps would have seen: the same batches, the same windows, the same losses.
+The second run gets the same batches, windows and losses as steps 21 to 40 of an uninterrupted run.
 """
 
 from __future__ import annotations

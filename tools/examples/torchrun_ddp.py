@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Distributed data parallel under torchrun. Kill it at any point; start it again with any number of ranks.
+"""Distributed data parallel training with torchrun. Kill it at any point, and restart it with any number of ranks.
 
     torchrun --nproc_per_node 2 torchrun_ddp.py DATASET --output run/ --epochs 4
-    torchrun --nproc_per_node 3 torchrun_ddp.py DATASET --output run/ --epochs 4      # goes on at the last checkpoint
+    torchrun --nproc_per_node 3 torchrun_ddp.py DATASET --output run/ --epochs 4      # resumes at the last checkpoint
 
-Each rank notes the samples that it trained on in run/samples-*.jsonl; the last line of output has those of rank 0.
+Each rank records the samples that it trained on in run/samples-*.jsonl. The last line of output lists those of rank 0.
 """
 
 from __future__ import annotations
