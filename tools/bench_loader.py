@@ -295,11 +295,11 @@ def comparisons(off: dict[str, list[Run]], on: dict[str, list[Run]], pairs: list
     lines = (
         ("decode off, samples/s", off, "streamvid", "samples_per_second", True),
         ("decode off, samples/s, whole clips", off, "streamvid whole", "samples_per_second", True),
-        ("decode off, main-process CPU a batch", off, "streamvid", "main_cpu_seconds_per_batch", False),
+        ("decode off, main-process CPU per batch", off, "streamvid", "main_cpu_seconds_per_batch", False),
         ("decode off, first batch", off, "streamvid", "first_batch_seconds", False),
-        ("decode on, CPU a sample, fast", on, "streamvid fast", "cpu_seconds_per_sample", False),
-        ("decode on, CPU a sample, exact", on, "streamvid exact", "cpu_seconds_per_sample", False),
-        ("decode on, CPU a sample, yuv420p", on, "streamvid yuv420p", "cpu_seconds_per_sample", False),
+        ("decode on, CPU per sample, fast", on, "streamvid fast", "cpu_seconds_per_sample", False),
+        ("decode on, CPU per sample, exact", on, "streamvid exact", "cpu_seconds_per_sample", False),
+        ("decode on, CPU per sample, yuv420p", on, "streamvid yuv420p", "cpu_seconds_per_sample", False),
         ("decode on, first batch", on, "streamvid fast", "first_batch_seconds", False),
     )
     for name, runs, ours, figure, more in lines:

@@ -162,7 +162,7 @@ def peak_of(pid: int) -> Iterator[list[int]]:
 
 
 def link_cases(kind: Kind, options: argparse.Namespace, scratch: Path) -> dict[str, dict[str, Any]]:
-    """Map the name of each case to the request for a run of streamvid."""
+    """Map the name of each case to a request that describes the run of streamvid."""
     window_samples = options.window * kind.shard_bytes // kind.sample_bytes
     batch = max(1, round(window_samples * options.fill / RANKS))
     one = {"batch_size": options.batch_size, "num_workers": 0}

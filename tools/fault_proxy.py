@@ -302,7 +302,7 @@ class FaultProxy:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the fault proxy has ended, exit code {self._process.wait()}")
+            raise RuntimeError(f"the fault proxy ended with exit code {self._process.wait()}")
         heard: dict[str, Any] = json.loads(line)
         return heard
 

@@ -93,8 +93,9 @@ def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
 def block_record(number: int, batches: Sequence[LoggedBatch]) -> dict[str, Any]:
     """Return consecutive batches as JSON columns, which compress well.
 
-    number: number of earlier records in the rank's log.
     If all values in a column other than the keys are equal, the record stores one value in place of the column.
+
+    number: number of earlier records in the rank's log.
     """
     samples = [sample for batch in batches for sample in batch.samples]
     columns = list(zip(*samples, strict=True)) or [()] * len(LoggedSample._fields)

@@ -186,7 +186,7 @@ class _OpenPipeline:
             substituted = pending.substituted.get(0)
             if substituted is not None:
                 raise SampleError(
-                    f"sample {substituted.key} in {substituted.shard} is bad: {substituted.reason}. A loader delivers "
+                    f"sample {substituted.key} in {substituted.shard} is bad: {substituted.reason}. The loader delivers "
                     f"{substituted.substitute_key} in its place"
                 )
             return _delivered(pending)
@@ -194,7 +194,7 @@ class _OpenPipeline:
             pending.block.release()
 
     def _with(self, settings: ViewSettings) -> MixPart:
-        """Return the split's part with its settings replaced by `settings`.
+        """Return a copy of the split's part that has these settings.
 
         The pipeline caches columns by part number, so parts that need different columns have different numbers.
         """

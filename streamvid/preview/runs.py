@@ -87,7 +87,7 @@ class RunSample:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run: its last step, its curves and its generated samples, latest first."""
+    """A training run: its last step, its curves, and its generated samples with the latest first."""
 
     last_step: int | None
     curves: tuple[Curve, ...]
