@@ -186,8 +186,8 @@ class _OpenPipeline:
             substituted = pending.substituted.get(0)
             if substituted is not None:
                 raise SampleError(
-                    f"sample {substituted.key} in {substituted.shard} is bad: {substituted.reason}. The loader delivers "
-                    f"{substituted.substitute_key} in its place"
+                    f"sample {substituted.key} in {substituted.shard} is bad: {substituted.reason}. The loader "
+                    f"delivers {substituted.substitute_key} in its place"
                 )
             return _delivered(pending)
         finally:
