@@ -193,7 +193,7 @@ def _check_size(tree: Any, source: str) -> None:
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:
             raise ConfigError(
-                f"{source} contains more than {MAX_VALUES} values or more than {MAX_DEPTH} nested levels; simplify it"
+                f"{source} contains more than {MAX_VALUES} values or more than {MAX_DEPTH} nesting levels; simplify it"
             )
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         pending.extend((child, depth + 1) for child in children)
@@ -289,7 +289,7 @@ def _config_error(source: str, problems: list[str]) -> ConfigError:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """Documentation and limits of one option, as declared by `option`.
+    """Documentation and limits for one option, as declared with `option`.
 
     shown_default: text to show in place of a default that depends on other values.
     flag: name of the command-line flag; None for a name derived from the field's name, "" for no flag.
@@ -309,7 +309,7 @@ class OptionInfo:
 
 
 def option(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING, **info: Any) -> Any:
-    """Declare a field of an option dataclass. The keyword arguments `info` are fields of OptionInfo."""
+    """Declare a field of an option dataclass. The other keyword arguments set the fields of OptionInfo."""
     metadata = {"option": OptionInfo(**info)}
     return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
 

@@ -14,7 +14,7 @@ from streamvid.credentials import hide_all_credentials, hide_credentials
 def printable(text: str, keep: str = "") -> str:
     """Escape non-printable characters in `text`, except those in `keep`.
 
-    Names in data may contain such characters (SAFE-1).
+    File names and keys in a dataset may contain such characters (SAFE-1).
     """
     if text.isprintable():
         return text
@@ -43,7 +43,7 @@ class SourceError(StreamvidError):
 
 
 class Rejected(StreamvidError):
-    """A record cannot become a sample. The message is the recorded reason, and `kind` is the reason's short name."""
+    """A record cannot become a sample. The message states the reason, and `kind` is a short name for it."""
 
     kind: str = ""
 
@@ -62,7 +62,7 @@ class NoBucketError(Rejected):
 
 
 class DecodeError(StreamvidError):
-    """Bytes are intact, but do not decode to the expected frames."""
+    """The bytes of a clip are intact, but do not decode to the expected frames."""
 
 
 class StorageError(StreamvidError):
@@ -74,7 +74,7 @@ class DatasetError(StreamvidError):
 
 
 class IntegrityError(DatasetError):
-    """Bytes do not match the manifest or the index."""
+    """Stored bytes do not match the manifest or the index."""
 
 
 class SealedError(DatasetError):
@@ -114,7 +114,7 @@ class SharedBatchError(LoaderError):
 
 
 class RingFullError(LoaderError):
-    """The caller already holds as many batches as fit into the ring."""
+    """The caller already holds as many batches as the ring can hold."""
 
 
 def refuse_credentials(name: str, location: str | Path) -> None:
@@ -126,7 +126,7 @@ def refuse_credentials(name: str, location: str | Path) -> None:
     if (shown := hide_credentials(text)) != text:
         raise ConfigError(
             f"{name}={shown.partition('?')[0]!r}: must not contain credentials (they are omitted here); pass a path, "
-            "or a URL such as s3://BUCKET/PATH. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or a URL such as s3://BUCKET/PATH. Credentials are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "the AWS config files or an IAM role. If this is the name of a local file or folder, pass its absolute "
             "path"
         )

@@ -1,12 +1,13 @@
-"""What an append costs: seconds, requests and bytes, by the number of samples that the dataset has.
+"""Cost of an append: seconds, requests and bytes, depending on the number of samples in the dataset.
 
     python -m tools.bench_append [--samples 10000,100000,1000000] [--clips 100] [--json]
 
-The dataset is synthetic: its manifest, its shard table, its table of known rows and one of its sample files are as
-`streamvid shard` would write them for so many samples, 500 per shard. Tars and other sample files, which an append
-does not read, do not exist. It is in moto (S3) behind a proxy that counts. The clips are small and on this disk, so
-that the time is not that of the clips. Each append is `streamvid append` in a process of its own. `again` appends the
-same clips again, and `folder` is a dataset in a folder. `down` and `up` are the bytes of bodies.
+The dataset is synthetic. Its manifest, shard table, table of known rows and one samples file are as `streamvid shard`
+would write them for this number of samples, with 500 samples per shard. Tars and the other samples files do not exist,
+because an append does not read them. The dataset is in moto (S3) behind a proxy that counts. The new clips are small
+and on the local disk, so that they take little time. Each append is a `streamvid append` in a separate process. `again`
+appends the same clips a second time, and `folder` appends to a dataset in a folder. `down` and `up` are the bytes in
+the bodies of responses and requests.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Cost:
 
 
 def put_dataset(store: Store, num_samples: int) -> None:
-    """Write the index of a dataset of this size."""
+    """Write the index of a synthetic dataset of this size."""
     rng = random.Random(num_samples)
     num_shards = num_samples // SAMPLES_A_SHARD
 
@@ -110,7 +111,7 @@ def rows_of(number: int) -> list[SampleRow]:
 
 
 def make_clips(folder: Path, count: int) -> None:
-    """Write this many small videos, each with other pictures."""
+    """Write this many small videos, each with different pictures."""
     folder.mkdir()
     for number in range(count):
         with av.open(str(folder / f"new{number:05d}.mp4"), "w") as output:
@@ -124,7 +125,7 @@ def make_clips(folder: Path, count: int) -> None:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[str]:
-    """Run an S3 server; yield its URL."""
+    """Run an S3 server, and yield its URL."""
     import socket
 
     with socket.socket() as sock:
@@ -146,7 +147,7 @@ def moto(folder: Path) -> Iterator[str]:
 
 
 def append(dataset: str, clips: Path, work: Path | None) -> tuple[float, int]:
-    """Append the clips; return the seconds and the number of new samples."""
+    """Append the clips. Return the elapsed seconds and the number of new samples."""
     words = [sys.executable, "-m", "streamvid", "-q", "append", dataset, str(clips), "--json"]
     words += ["--work-dir", str(work)] if work is not None else []
     start = time.monotonic()
@@ -155,7 +156,7 @@ def append(dataset: str, clips: Path, work: Path | None) -> tuple[float, int]:
 
 
 def measure(num_samples: int, clips: Path, folder: Path, proxy: FaultProxy, num_clips: int) -> Iterator[Cost]:
-    """Append the clips to a dataset of this size in a bucket, once and again, and to one in a folder."""
+    """Append the clips twice to a dataset in a bucket, and once to a dataset in a folder. Both have this size."""
     url, work = f"s3://bench/ds{num_samples}", folder / "work"
     put_dataset(open_store(url), num_samples)
     for run, expected in (("append", num_clips), ("again", 0)):

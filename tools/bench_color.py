@@ -1,13 +1,15 @@
-"""What turning yuv420p into RGB costs on a CPU, and how right it is, with and without scaling.
+"""CPU cost and accuracy of converting yuv420p to RGB, with and without scaling.
 
     python tools/bench_color.py CLIPS... [--num-frames 16] [--repeats 5] [--only TEXT] [--json]
 
-CLIPS are video files; frames spread over them are scaled to each case's source size first. All is declared BT.709,
-limited range. Methods take turns within each repeat; figures are CPU milliseconds per `--num-frames` frames, the median
-of the repeats, with the lowest and the highest, until the pixels lie in the caller's memory: (H, W, 3) as in the
-loader's ring, planes where the name ends in "planar", or yuv420p. dB and bias (mean error of R, G, B, in levels) are
-against float64 arithmetic by the standard, not rounded: chroma interpolated linearly from where it lies ("left"; a
-column of its own shows "center"), then a true average of each pixel's area where the size changes.
+CLIPS are video files. Frames are taken from all of them, and first scaled to the source size of each case. All frames
+are declared as BT.709 with limited range. Within each repeat, the methods take turns. Times are CPU
+milliseconds per `--num-frames` frames: the median of the repeats, with the lowest and the highest. They include writing
+the pixels to the caller's memory: (H, W, 3) as in the loader's ring, planes if the name ends in "planar", or yuv420p.
+
+dB and bias (mean error of R, G and B, in levels) compare the result with float64 arithmetic that follows the standard
+and does not round. This reference interpolates chroma linearly from the chroma location ("left", or "center" in a
+separate column). If the size changes, it then averages each target pixel's exact area.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ SWSCALE = {
 
 @dataclass(frozen=True)
 class Row:
-    """One method's figures in one case; dB and bias are None for methods that make no RGB."""
+    """Measurements of one method in one case. dB and bias are None for methods that do not produce RGB."""
 
     case: str
     method: str
@@ -84,7 +86,7 @@ class Row:
 
 
 def source_frames(clips: list[Path], count: int, height: int, width: int) -> list[av.VideoFrame]:
-    """`count` frames from all clips in turn, as yuv420p of one size."""
+    """Return `count` frames of this size as yuv420p, taken from all clips in turn."""
     found: list[list[av.VideoFrame]] = []
     for path in clips:
         with av.open(str(path)) as container:
@@ -92,12 +94,12 @@ def source_frames(clips: list[Path], count: int, height: int, width: int) -> lis
         found.append(frames)
     chosen = [frames[turn] for turn in range(max(map(len, found))) for frames in found if turn < len(frames)][:count]
     if len(chosen) < count:
-        raise SystemExit(f"the clips have {len(chosen)} frames, taking one of ten; {count} are needed")
+        raise SystemExit(f"every tenth frame of the clips: {len(chosen)} frames, but {count} are needed; add clips")
     return [frame.reformat(width=width, height=height, format="yuv420p", interpolation="BICUBIC") for frame in chosen]
 
 
 def plane(frame: av.VideoFrame, number: int) -> Bytes:
-    """(rows, columns) of a plane, or (rows, columns of bytes) of a packed one, over the frame's own memory."""
+    """Return a view of a frame's plane, with shape (rows, columns), or (rows, bytes per row) for packed pixels."""
     of = frame.planes[number]
     rows = np.frombuffer(memoryview(of), np.uint8).reshape(-1, of.line_size)
     sides = {"rgb24": 3, "bgr0": 4}
@@ -117,7 +119,7 @@ def interpolated(chroma: Bytes | Floats, shift: float, axis: int) -> Floats:
 
 
 def averaging(source: int, target: int) -> Floats:
-    """(target, source): the share that each source pixel has in each target pixel's area."""
+    """Return the share that each source pixel has in the area of each target pixel, with shape (target, source)."""
     edges = np.arange(target + 1) * source / target
     low, high = edges[:-1, None], edges[1:, None]
     pixels = np.arange(source)[None]
@@ -126,7 +128,7 @@ def averaging(source: int, target: int) -> Floats:
 
 
 def reference(frame: av.VideoFrame, height: int, width: int, shift_x: float) -> Floats:
-    """(height, width, 3), clamped, not rounded."""
+    """Return the reference picture, with shape (height, width, 3). Its values are clamped but not rounded."""
     luma, u, v = (plane(frame, number) for number in range(3))
     y = (luma.astype(np.float64) - 16) / 219
     pb, pr = ((interpolated(interpolated(c, 0.5, 0), shift_x, 1) - 128) / 224 for c in (u, v))
@@ -174,14 +176,17 @@ def copy_out(made: av.VideoFrame, picture: Bytes, *, is_planar: bool) -> None:
 
 
 def planes_only(frames: list[av.VideoFrame], out: Bytes) -> None:
-    """Decoded planes into the ring as they are."""
+    """Copy the decoded planes to the output without conversion."""
     for frame, picture in zip(frames, out, strict=True):
         copy_out(frame, picture, is_planar=False)
 
 
 @cache
 def contributions() -> tuple[NDArray[np.int16], ...]:
-    """Y to all, V to R, U to G, V to G, U to B of each level, in sixteenths of a level."""
+    """Return the contribution of each level as tables: Y to all, V to R, U to G, V to G and U to B.
+
+    Values are in sixteenths of a level.
+    """
     levels = np.arange(256)
     gray = (levels - 16) * 255 / 219 * 16 + 8  # and half a level, since the shift rounds down
     red, blue, green = 2 * (1 - KR), 2 * (1 - KB), 1 - KR - KB
@@ -190,7 +195,7 @@ def contributions() -> tuple[NDArray[np.int16], ...]:
 
 
 def numpy_tables(frames: list[av.VideoFrame], out: Bytes, rows: int = 16) -> None:
-    """int16 in blocks of rows that stay in the cache, chroma's share of each channel made at chroma's own size."""
+    """Convert with int16 tables, in blocks of rows that fit in the cache. Chroma is converted before it is upscaled."""
     gray, v_to_r, u_to_g, v_to_g, u_to_b = contributions()
     for frame, picture in zip(frames, out, strict=True):
         luma, u, v = (plane(frame, number) for number in range(3))
@@ -210,7 +215,7 @@ def numpy_tables(frames: list[av.VideoFrame], out: Bytes, rows: int = 16) -> Non
 
 
 def _double_left(side: NDArray[np.int16], shape: tuple[int, ...]) -> NDArray[np.int16]:
-    """Twice the rows between the outermost, and twice the columns, "left" being where the samples lie."""
+    """Upscale chroma by two in both directions, for samples at "left". Omit the outermost two rows."""
     tall = np.empty((shape[0], side.shape[1]), np.int16)
     three = side[1:-1] * np.int16(3)
     np.add(three, side[:-2], out=tall[::2])
@@ -227,7 +232,7 @@ def _double_left(side: NDArray[np.int16], shape: tuple[int, ...]) -> NDArray[np.
 
 
 def torch_step() -> Method:
-    """The loader's own step, on one thread of the CPU."""
+    """Return the loader's own conversion, limited to one CPU thread."""
     import torch
 
     from streamvid.loader.batch.color import color_table, yuv420p_to_rgb
@@ -286,7 +291,7 @@ def measured(case: str, clips: list[Path], num_frames: int, repeats: int, only: 
 
 
 def accuracy(out: Bytes, refs: list[Floats], kind: str) -> tuple[float, float, tuple[float, float, float]]:
-    """PSNR in dB against each reference, and the mean error of R, G and B against the first."""
+    """Return the PSNR in dB against each reference, and the mean error of R, G and B against the first reference."""
     pictures = np.moveaxis(out, 0, -1) if kind == "planar" else out
     left, center = (float(10 * np.log10(255**2 / np.mean((pictures - ref) ** 2))) for ref in refs)
     red, green, blue = (pictures - refs[0]).mean(axis=(0, 1, 2)).tolist()
@@ -308,7 +313,7 @@ def main() -> None:
     parser.add_argument("clips", nargs="+", type=Path)
     parser.add_argument("--num-frames", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="", help="methods whose names hold this text")
+    parser.add_argument("--only", default="", help="run only methods whose names contain this text")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     how = (options.clips, options.num_frames, options.repeats, options.only)

@@ -1,4 +1,4 @@
-"""Measures what copies of time ranges cost: bytes beyond the packets of the range itself, and CPU time per clip.
+"""Cost of copying time ranges: bytes beyond the packets of the range itself, and CPU time per clip.
 
     python tools/bench_cut.py VIDEO_OR_FOLDER ... [--seconds 1,2,5,10] [--ranges 20] [--seed 0]
 
@@ -28,7 +28,7 @@ _OTHERS = (".csv", ".json", ".md", ".txt")
 
 @dataclass(frozen=True)
 class Cut:
-    """One copied range. own_bytes: size of the packets of its frames. num_bytes: size of the file."""
+    """One copied range. own_bytes: size of the packets that belong to its frames. num_bytes: size of the file."""
 
     num_frames: int
     num_packets: int

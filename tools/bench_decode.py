@@ -1,29 +1,30 @@
-"""What decoding costs: streamvid on clips as they are and on native ones, its peers, and the decoder alone.
+"""CPU cost of decoding: streamvid on stored copies and on native clips, its peers, and the decoder alone.
 
     python -m tools.bench_decode [--clips FILES_OR_FOLDERS...] [--peers PYTHON] [--sizes 192x336,480x848]
         [--num-frames 16,49,97] [--strides 1,2] [--windows 2] [--repeats 5] [--json]        (from the checkout's root)
 
-Without --clips, those of tools/bench_clips.py: real footage of 1080p and 720p. Any other clips will do as well; nothing
-is tuned to these. --peers is the Python of the peers' environment (`make peers`, .peers/bin/python); without it, only
-what PyAV can do is compared. Native clips (crf 18) are made once, into .cache/bench_clips/native.
+The default clips are those of tools/bench_clips.py: real footage in 1080p and 720p. Any other clips can be used;
+nothing is tuned to these. --peers is the Python of the peers' environment (`make peers`, .peers/bin/python). Without
+it, the only peer is PyAV. Native clips (crf 18) are made once and stored in .cache/bench_clips/native.
 
-Figures are CPU milliseconds a sample, of the whole process that decodes, one decoding thread, for random windows. The
-same windows for all; in each repeat methods take turns in random order. Files are in memory. Opening a file is part of
-a peer's cost; of ours, `window()` of the packet index and the checksums of the byte range. Outputs are read within the
-measured part, a byte of each cache line. RGB "fast" is swscale's default, as the peers have it; "exact" is streamvid's
-default. Methods:
+Times are CPU milliseconds per sample, for random windows, one decoding thread, and the whole decoding process. All
+methods decode the same windows, in random order in each repeat. Files are in memory. A peer's time includes opening the
+file. streamvid's time includes `window()` of the packet index, and the checksums of the byte range. All times include
+reading one byte in each cache line of the output. RGB "fast" is swscale's default, which the peers use; "exact" is
+streamvid's default. The methods are:
 
-- opensora, pyav_seek, torchcodec, decord: see tools/peers/decode.py. Open-Sora's costs minutes and does not hang on the
-  window: one window a repeat, of the first --num-frames and --strides only. torchcodec is the cheapest of its three
-  ways, the approximate one only where its pixels are those of the exact one. best_peer: the cheapest of PyAV seek,
-  torchcodec and decord, anew in each repeat.
-- ours_*: the source from its packet index; native_*: the native clip. *_aligned starts at a key frame.
-- native_plain: plain PyAV on the same native clip, with a reformatter that is kept and has one thread.
-- decode_only, native_decode_only: the same packets through a decoder that is kept; nothing is converted.
+- opensora, pyav_seek, torchcodec, decord: see tools/peers/decode.py. Open-Sora takes minutes, whatever the window, so
+  it decodes one window per repeat, with the first of --num-frames and --strides only. torchcodec is the cheapest of
+  three ways to use it; the approximate way counts only if its pixels equal those of the exact way. best_peer is the
+  cheapest of PyAV seek, torchcodec and decord in each repeat.
+- ours_*: the source, using its packet index; native_*: the native clip. *_aligned windows start at a key frame.
+- native_plain: plain PyAV on the same native clip, reusing a reformatter with one thread.
+- decode_only, native_decode_only: the same packets through a reused decoder, without conversion.
 
-Per cell (clip, size, frames, stride): medians over repeats of paired ratios. Over cells: geometric means, the worst
-cell, and in brackets the geometric mean in the lowest and highest repeat. A clip that a peer fails on is named, with
-the reason, and counts in none of that peer's ratios.
+A cell is a combination of clip, size, number of frames and stride. Its ratios are medians over the repeats of paired
+ratios. The summary lists the geometric mean over the cells, the worst cell and, in parentheses, the geometric means in
+the lowest and highest repeat. If a peer fails on a clip, the output states the reason, and the clip does not count in
+any ratio of this peer.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A clip at a size, and the windows to take of it."""
+    """A clip at one output size, and the windows to decode from it."""
 
     path: Path
     native: Path
@@ -82,7 +83,7 @@ class Job:
     has_opensora: bool
 
     def starts(self, repeat: int, windows: int) -> list[int]:
-        """Of a repeat's windows: the same for a clip, whatever the size."""
+        """Return the first frames of a repeat's windows. They are the same for every output size."""
         draw = random.Random(f"{self.path.name} {self.num_frames} {self.stride} {repeat}")
         return [draw.randint(0, self.clip_frames - 1 - self.reach) for _ in range(windows)]
 
@@ -93,14 +94,14 @@ class Job:
 
 @dataclass
 class Machines:
-    """Who is asked: a process of ours, and the peers' if there is one."""
+    """Processes that decode: one for streamvid, and one for the peers if they are available."""
 
     ours: Asked
     peers: Asked | None
     failed: dict[str, str]
 
     def calls(self, job: Job, start: int, with_opensora: bool) -> dict[str, tuple[Asked, str, Path, int]]:
-        """Method → who is asked, its name there, the file, the window's start."""
+        """Map each method to (process, name of the method in this process, file, first frame of the window)."""
         aligned = start // Encoding().gop * Encoding().gop
         calls = {name: (self.ours, name, job.path, start) for name in OURS}
         calls |= {name: (self.ours, method, job.native, start) for name, method in (NATIVE | NATIVE_OTHERS).items()}
@@ -113,7 +114,7 @@ class Machines:
 
 @contextmanager
 def machines(python: Path | None) -> Iterator[Machines]:
-    """Both processes; they end with the block."""
+    """Start the decoding processes, and stop them on exit."""
     with ExitStack() as stack:
         ours = stack.enter_context(decode_ours())
         peers = stack.enter_context(decode_peers(python)) if python is not None else None
@@ -122,7 +123,7 @@ def machines(python: Path | None) -> Iterator[Machines]:
 
 
 def prepare(ours: Asked, paths: list[Path], sizes: list[tuple[int, int]], folder: Path) -> dict[Path, Any]:
-    """Facts of each clip that can be compared, native clips made; what cannot is named."""
+    """Return facts about each usable clip, and make its native clips. Log the names of all other clips."""
     found = {}
     for path in paths:
         facts = ours.ask(method="facts", path=str(path))
@@ -140,7 +141,7 @@ def prepare(ours: Asked, paths: list[Path], sizes: list[tuple[int, int]], folder
 
 
 def native_path(path: Path, height: int, width: int, folder: Path) -> Path:
-    """Where a native clip is kept: another one if the source, the encoding or the encoder is another."""
+    """Return the path of a native clip. It depends on the source, the encoding and the version of the encoder."""
     stat = path.stat()
     about = (str(path.resolve()), stat.st_size, stat.st_mtime_ns, Encoding().encoder_options(), encoder_versions())
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
@@ -149,7 +150,7 @@ def native_path(path: Path, height: int, width: int, folder: Path) -> Path:
 
 
 def make_jobs(facts: dict[Path, Any], options: argparse.Namespace) -> list[Job]:
-    """All cells that the clips are long enough for."""
+    """Return the jobs for all clips that are long enough."""
     jobs = []
     for path, fact in facts.items():
         for height, width in options.sizes:
@@ -164,13 +165,17 @@ def make_jobs(facts: dict[Path, Any], options: argparse.Namespace) -> list[Job]:
                         jobs.append(job)
                     else:
                         _LOG.warning(
-                            "left out: %s has %d frames: no %d by %d", path, job.clip_frames, num_frames, stride
+                            "left out: %s has %d frames, too few for %d with stride %d",
+                            path,
+                            job.clip_frames,
+                            num_frames,
+                            stride,
                         )
     return jobs
 
 
 def measure(machines: Machines, jobs: list[Job], repeats: int, windows: int) -> list[Cell]:
-    """All cells; repeats are outermost, so that what comes and goes on a machine hurts all alike."""
+    """Measure all cells. Repeats are the outermost loop, so that temporary load affects all cells alike."""
     cells = [_cell(job) for job in jobs]
     for repeat in range(-1, repeats):  # the first warms up: decoders, graphs, pages, files
         for job, cell in zip(jobs, cells, strict=True):
@@ -181,7 +186,7 @@ def measure(machines: Machines, jobs: list[Job], repeats: int, windows: int) -> 
             ]
             if repeat >= 0:
                 _enter(cell, samples)
-        _LOG.info("repeat %d of %d is done", repeat + 1, repeats)
+        _LOG.info("finished repeat %d of %d", repeat + 1, repeats)
     for cell in cells:
         for method in cell.failures:
             cell.costs.pop(method, None)
@@ -194,7 +199,7 @@ def _cell(job: Job) -> Cell:
 
 
 def _sample(machines: Machines, job: Job, cell: Cell, start: int, with_opensora: bool) -> dict[str, float]:
-    """CPU seconds of each method for one window; failures are entered into the cell."""
+    """Return the CPU seconds of each method for one window, and record failures in the cell."""
     calls = machines.calls(job, start, with_opensora)
     size = {"height": job.height, "width": job.width, "num_frames": job.num_frames, "stride": job.stride}
     answers = {}
@@ -222,11 +227,11 @@ def _other_frames(answer: Answer, right: Answer | None) -> str | None:
         return None
     slack = min(b - a for a, b in pairwise(wanted)) / 2
     wrong = sum(abs(a - b) > slack for a, b in zip(found, wanted, strict=True))
-    return f"{wrong} of {len(wanted)} frames are other ones, by their timestamps" if wrong else None
+    return f"{wrong} of {len(wanted)} frames have wrong timestamps" if wrong else None
 
 
 def _enter(cell: Cell, samples: list[dict[str, float]]) -> None:
-    """One repeat's mean a sample of each method, and of the best peer."""
+    """Record one repeat's mean CPU time per sample, for each method and for the best peer."""
     means: dict[str, float] = {}
     for name in {name for sample in samples for name in sample}:
         means[name] = statistics.fmean(sample[name] for sample in samples if name in sample)
@@ -237,7 +242,7 @@ def _enter(cell: Cell, samples: list[dict[str, float]]) -> None:
 
 
 def lines() -> list[Line]:
-    """The promises that these figures are held against."""
+    """Return the performance promises with which the results are compared."""
 
     def large(cell: Cell) -> bool:
         return (cell.source_height, cell.size) == (720, "480x848")
@@ -273,13 +278,13 @@ def lines() -> list[Line]:
 
 
 def _beside(line: Line) -> list[Line]:
-    """The same for the exact RGB, and for other ways to ask for native clips."""
+    """Return lines that make the same comparison for exact RGB and for other ways of decoding native clips."""
     others = {"ours_fast": ("ours_exact",), "native_fast": ("native_exact", "native_yuv", "native_fast_aligned")}
     return [Line(f"   beside it, {name}", line.dear, name, line.least, line.of) for name in others.get(line.cheap, ())]
 
 
 def rows(cells: list[Cell]) -> list[dict[str, object]]:
-    """A row a source height, size, window and method."""
+    """Return one row per source height, output size, window and method."""
     found: list[dict[str, object]] = []
     for key in sorted({(cell.source_height, cell.size, cell.num_frames, cell.stride) for cell in cells}):
         group = [cell for cell in cells if (cell.source_height, cell.size, cell.num_frames, cell.stride) == key]
@@ -296,7 +301,7 @@ def rows(cells: list[Cell]) -> list[dict[str, object]]:
 
 
 def report(cells: list[Cell]) -> dict[str, object]:
-    """All figures, as JSON has them."""
+    """Return all results as JSON values."""
     return {
         "rows": rows(cells),
         "lines": [check(line, cells) for line in lines()],
@@ -310,7 +315,7 @@ def _medians(costs: Costs) -> dict[str, float]:
 
 
 def print_report(found: dict[str, Any]) -> None:
-    """For people."""
+    """Print the results as tables."""
     print(", ".join(f"{name} {value}" for name, value in found["machine"].items()))
     title = None
     for row in found["rows"]:
@@ -337,33 +342,33 @@ def print_report(found: dict[str, Any]) -> None:
 
 
 def sizes_of(text: str) -> list[tuple[int, int]]:
-    """HxW,HxW."""
+    """Parse a comma-separated list of HxW sizes."""
     return [(int(height), int(width)) for height, width in (size.split("x") for size in text.split(","))]
 
 
 def numbers_of(text: str) -> list[int]:
-    """1,2,3."""
+    """Parse a comma-separated list of integers."""
     return [int(number) for number in text.split(",")]
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders of them")
+    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders with video files")
     parser.add_argument("--peers", type=Path, default=PYTHON if PYTHON.exists() else None, help="the peers' Python")
-    parser.add_argument("--sizes", type=sizes_of, default="192x336,480x848", help="heights x widths")
-    parser.add_argument("--num-frames", type=numbers_of, default="16,49,97", help="frames a sample")
-    parser.add_argument("--strides", type=numbers_of, default="1,2", help="every how many-th frame")
-    parser.add_argument("--windows", type=int, default=2, help="windows of a clip in a repeat")
+    parser.add_argument("--sizes", type=sizes_of, default="192x336,480x848", help="output sizes, as HxW,HxW")
+    parser.add_argument("--num-frames", type=numbers_of, default="16,49,97", help="numbers of frames per sample")
+    parser.add_argument("--strides", type=numbers_of, default="1,2", help="strides between frames")
+    parser.add_argument("--windows", type=int, default=2, help="number of windows per clip and repeat")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--no-opensora", action="store_true", help="leave out what takes longest by far")
-    parser.add_argument("--native", type=Path, default=FOLDER / "native", help="where native clips are kept")
+    parser.add_argument("--no-opensora", action="store_true", help="omit Open-Sora, which takes longest by far")
+    parser.add_argument("--native", type=Path, default=FOLDER / "native", help="folder for native clips")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = arguments()
     paths = find_clips(options.clips) if options.clips else make_clips(corpus_sources(), FOLDER)
@@ -371,11 +376,11 @@ def main() -> int:
         with machines(options.peers) as asked:
             jobs = make_jobs(prepare(asked.ours, paths, options.sizes, options.native), options)
             if not jobs:
-                sys.exit(f"none of {len(paths)} files can be used")
+                sys.exit(f"none of the {len(paths)} files can be used")
             cells = measure(asked, jobs, options.repeats, options.windows)
             versions = asked.peers.ask(method="versions")["versions"] if asked.peers else {}
     except PeerFailure as error:
-        sys.exit(f"a process that decodes ended: {error}")
+        sys.exit(f"a decoding process failed: {error}")
     about = {"machine": machine(), "peers": versions, "missing_peers": asked.failed, "repeats": options.repeats}
     found = {**about, "windows": options.windows, **report(cells)}
     if options.json:

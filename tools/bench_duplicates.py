@@ -23,7 +23,7 @@ _COPIES = 100  # one row in so many is a copy
 
 
 def signatures(rng: np.random.Generator, num_rows: int) -> Words:
-    """Random signatures in which nothing moves."""
+    """Return random signatures of videos without motion."""
     words = np.zeros((NUM_WORDS, num_rows), np.uint64)
     for word in range(0, NUM_APPEARANCE_WORDS, 2):
         for bit in range(1, 64):
@@ -34,7 +34,7 @@ def signatures(rng: np.random.Generator, num_rows: int) -> Words:
 
 
 def plant(rng: np.random.Generator, words: Words) -> tuple[Numbers, Numbers]:
-    """Turn the last rows into copies of the first. Return the pairs of originals and copies that are similar."""
+    """Replace the last rows with copies of the first rows. Return the pairs (original, copy) that are similar."""
     num_copies = words.shape[1] // _COPIES
     others, shares = signatures(rng, num_copies), rng.uniform(*_CHANGED, num_copies)
     masks = np.zeros((NUM_APPEARANCE_WORDS // 2, num_copies), np.uint64)

@@ -1,24 +1,24 @@
-"""Streaming side by side: streamvid and six other loaders over the same clips of one bucket.
+"""Throughput and cost of streaming: streamvid and six other loaders on the same clips from one bucket.
 
     python -m tools.bench_loader [--clips DIR] [--size 336x192] [--repeats 5] [--json]   (from the checkout's root)
     python -m tools.bench_loader --dataset DATASET [--bucket ID] ...
 
-The peers (webdataset, Energon, litdata, mosaic streaming, Hugging Face datasets, torch's DataLoader over files) run in
-an environment of their own: `make peers`. One that cannot run is named with the reason.
+The peers (webdataset, Energon, litdata, mosaic streaming, Hugging Face datasets, and torch's DataLoader over files) run
+in a separate environment, which `make peers` creates. If a peer cannot run, the output states the reason.
 
-Without --dataset the clips (--clips, or the demo's corpus) are sharded as native clips of one bucket, each several
-times (--copies), so that there are enough of them. Files are in the page cache. Each run is a process of its own;
-methods take turns within a repeat, in random order; medians of the repeats with the lowest and the highest.
+Without --dataset, the clips (--clips, or the demo corpus) are sharded as native clips in one bucket, several times each
+(--copies) to have enough of them. Files are in the page cache. Each run is a separate process. Within a repeat, the
+methods run in random order. Results are medians over the repeats, with the lowest and the highest.
 
-- decode off: batches of clips as they are stored. The peers hand over whole clips, streamvid (decode=False) the part of
-  each that a window of the bucket's frames needs, proved by its checksums; "whole" is streamvid over the same tars
-  without its packet index, which hands over whole clips, proved, too.
-- decode on: batches of decoded windows, uint8. The peers seek and decode with PyAV in their workers. "fast" is their
-  accuracy (swscale's default); "yuv420p" is RGB made by the device afterwards, and not counted here.
+- decode off: batches of stored clips. The peers deliver whole clips. streamvid (decode=False) delivers the part that is
+  needed for a window of the bucket's frames, and verifies its checksums. "whole" is streamvid on the same tars without
+  the packet index: it delivers whole clips, and verifies them as well.
+- decode on: batches of decoded windows as uint8. The peers seek and decode with PyAV in their workers. "fast" uses the
+  peers' accuracy (swscale's default). With "yuv420p", a device would convert to RGB later; this time is not counted.
 
-samples/s and CPU: of the epochs after the first; CPU seconds a sample of all processes; main-process CPU a batch, with
-all its threads; first batch: from making the loader, imports done; memory: the most that the process tree held.
-The last lines compare with the best peer of each repeat, and one worker with two (--pairs).
+samples/s and CPU cover the epochs after the first. CPU per sample includes all processes. Main-process CPU per batch
+includes all threads. "first batch" starts when the loader is created, after imports. Memory is the peak of the process
+tree. The last lines compare streamvid with the best peer in each repeat, and two workers with one (--pairs).
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ OURS: dict[str, tuple[bool, dict[str, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """What all methods stream. plain: the dataset without its packet index; root: what tools.peers.convert wrote."""
+    """The data that all methods stream.
+
+    plain: folder of the same dataset without its packet index.
+    root: folder of the copies that tools.peers.convert wrote.
+    """
 
     dataset: Path
     plain: Path
@@ -86,7 +90,7 @@ class Job:
 
 
 def run_ours(dataset: str, bucket: str, arguments: dict[str, Any], batch_size: int, workers: int, epochs: int) -> Run:
-    """One epoch to start and warm up, then the timed ones, as tools/peers/loader.py does for the peers."""
+    """Stream one epoch as a warm-up, and then the timed epochs, as tools/peers/loader.py does for the peers."""
     began, cpu_began = time.perf_counter(), cpu_seconds_of_tree()
     with streamvid.VideoLoader(
         dataset, batch_size={bucket: batch_size, "*": batch_size}, num_epochs=None, num_workers=workers, **arguments
@@ -114,7 +118,7 @@ def run_ours(dataset: str, bucket: str, arguments: dict[str, Any], batch_size: i
 
 
 def touch(batch: streamvid.Batch) -> int:
-    """Read a little of everything; how many samples it is."""
+    """Read some bytes from every page of a batch, and return its number of samples."""
     if "clips" in batch:
         sum(int(clip.data[-1]) for clip in batch.clips)
     else:
@@ -128,7 +132,7 @@ def _touch_rgb(video: Any) -> None:
 
 
 def apart(method: str, job: Job, workers: int) -> Run:
-    """One run of ours in a process of its own."""
+    """Run streamvid once in a separate process."""
     _, arguments, is_plain = OURS[method]
     request = [str(job.plain if is_plain else job.dataset), job.bucket, arguments, job.batch_size, workers, job.epochs]
     command = [sys.executable, "-m", "tools.bench_loader", "--role"]
@@ -138,7 +142,7 @@ def apart(method: str, job: Job, workers: int) -> Run:
     ):
         output, _ = process.communicate(json.dumps(request))
     if process.returncode != 0:
-        raise SystemExit(f"{method}: the run ended with {process.returncode}")
+        raise SystemExit(f"{method}: the run failed with exit code {process.returncode}")
     found: Run = json.loads(output)
     return {**found, "peak_bytes": watch.peak(lambda memory: memory.total)}
 
@@ -147,7 +151,7 @@ def apart(method: str, job: Job, workers: int) -> Run:
 
 
 def measure(job: Job, decode: bool, repeats: int, peers: Iterable[str]) -> dict[str, list[Run]]:
-    """Runs by method, a run a repeat; a peer that failed is left out, and named on the error stream."""
+    """Return the runs of each method, one per repeat. A peer that fails is omitted and named on standard error."""
     _, height, width = job.shape
     request = {"root": str(job.root), "workers": job.workers, "batch_size": job.batch_size, "epochs": job.epochs}
     request |= {"decode": decode, "num_frames": job.shape[0], "height": height, "width": width}
@@ -183,7 +187,7 @@ FIGURES = (
 
 
 def summary(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
-    """A row a method: of each figure the median, the lowest and the highest."""
+    """Return one row per method, with the median, lowest and highest value of each figure."""
     return [
         {"method": name, **{figure: _spread([run[figure] for run in found]) for _, figure, _ in FIGURES}}
         for name, found in runs.items()
@@ -192,7 +196,7 @@ def summary(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
 
 
 def against_peers(runs: dict[str, list[Run]], ours: str, figure: str, *, more_is_better: bool) -> list[float]:
-    """Repeat by repeat, how much better ours is than the best peer of that repeat; above 1 is better."""
+    """Return, for each repeat, how much better streamvid is than the repeat's best peer. Values above 1 are better."""
     peers = [found for name, found in runs.items() if not name.startswith("streamvid")]
     ratios = []
     for repeat, run in enumerate(runs[ours]):
@@ -207,7 +211,7 @@ def _spread(values: list[float]) -> list[float]:
 
 
 def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % of the median, by bootstrap."""
+    """Return the 95 % bootstrap interval of the median."""
     generator = random.Random(0)
     medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(draws))
     return medians[int(draws * 0.025)], medians[int(draws * 0.975)]
@@ -217,7 +221,7 @@ def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
 
 
 def make_job(folder: Path, options: argparse.Namespace) -> Job:
-    """The dataset, made if it is not given, and the peers' copies of one of its buckets."""
+    """Prepare the dataset, and the peers' copies of one of its buckets. Make the dataset if none is given."""
     dataset = options.dataset.resolve() if options.dataset else make_dataset(folder, options)
     opened = streamvid.open_dataset(dataset)
     counts: dict[str, int] = {}
@@ -225,9 +229,9 @@ def make_job(folder: Path, options: argparse.Namespace) -> Job:
         counts[shard.bucket_id] = counts.get(shard.bucket_id, 0) + shard.num_samples
     bucket = options.bucket or max(counts, key=lambda name: counts[name])
     if bucket not in counts:
-        raise SystemExit(f"--bucket {bucket}: the dataset has {', '.join(counts)}")
+        raise SystemExit(f"--bucket {bucket}: no such bucket; the dataset has {', '.join(counts)}")
     if len(counts) > 1:
-        print(f"only bucket {bucket} of {len(counts)} is compared; streamvid streams all", file=sys.stderr)
+        print(f"comparing bucket {bucket} only; the dataset has {len(counts)} buckets", file=sys.stderr)
     converted = client.convert(dataset, folder / "peers", bucket=bucket, python=options.peers)
     for name, why in converted["missing"].items():
         print(f"{name} is left out: {why}", file=sys.stderr)
@@ -246,7 +250,7 @@ def make_job(folder: Path, options: argparse.Namespace) -> Job:
 
 
 def make_dataset(folder: Path, options: argparse.Namespace) -> Path:
-    """Native clips of one bucket, each source --copies times; encoding is done once for all copies."""
+    """Shard native clips into one bucket, each source --copies times. All copies share one encoding."""
     clips = options.clips.resolve() if options.clips else folder / "corpus"
     if options.clips is None:
         command = [sys.executable, str(ROOT / "tools" / "make_corpus.py"), str(clips)]
@@ -275,7 +279,7 @@ def make_dataset(folder: Path, options: argparse.Namespace) -> Path:
 
 
 def print_table(title: str, runs: dict[str, list[Run]]) -> None:
-    """The figures for people: median (lowest-highest)."""
+    """Print the results as a table: median (lowest-highest)."""
     print(f"\n{title}")
     print(f"{'':<20}" + "".join(f"{name:>26}" for name, _, _ in FIGURES))
     for row in summary(runs):
@@ -287,15 +291,15 @@ def print_table(title: str, runs: dict[str, list[Run]]) -> None:
 
 
 def comparisons(off: dict[str, list[Run]], on: dict[str, list[Run]], pairs: list[float]) -> Iterator[dict[str, Any]]:
-    """The lines that are compared, each with its ratios; above 1 is better than the best peer."""
+    """Return the comparisons with their ratios. Values above 1 are better than the best peer."""
     lines = (
         ("decode off, samples/s", off, "streamvid", "samples_per_second", True),
         ("decode off, samples/s, whole clips", off, "streamvid whole", "samples_per_second", True),
-        ("decode off, main-process CPU a batch", off, "streamvid", "main_cpu_seconds_per_batch", False),
+        ("decode off, main-process CPU per batch", off, "streamvid", "main_cpu_seconds_per_batch", False),
         ("decode off, first batch", off, "streamvid", "first_batch_seconds", False),
-        ("decode on, CPU a sample, fast", on, "streamvid fast", "cpu_seconds_per_sample", False),
-        ("decode on, CPU a sample, exact", on, "streamvid exact", "cpu_seconds_per_sample", False),
-        ("decode on, CPU a sample, yuv420p", on, "streamvid yuv420p", "cpu_seconds_per_sample", False),
+        ("decode on, CPU per sample, fast", on, "streamvid fast", "cpu_seconds_per_sample", False),
+        ("decode on, CPU per sample, exact", on, "streamvid exact", "cpu_seconds_per_sample", False),
+        ("decode on, CPU per sample, yuv420p", on, "streamvid yuv420p", "cpu_seconds_per_sample", False),
         ("decode on, first batch", on, "streamvid fast", "first_batch_seconds", False),
     )
     for name, runs, ours, figure, more in lines:
@@ -307,34 +311,34 @@ def comparisons(off: dict[str, list[Run]], on: dict[str, list[Run]], pairs: list
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", type=Path, help="a folder of videos; the demo's corpus if not given")
-    parser.add_argument("--dataset", type=Path, help="a sealed dataset instead")
-    parser.add_argument("--bucket", help="of the dataset; the largest if not given")
+    parser.add_argument("--clips", type=Path, help="folder of videos; the demo corpus by default")
+    parser.add_argument("--dataset", type=Path, help="sealed dataset to use in place of --clips")
+    parser.add_argument("--bucket", help="bucket of the dataset; the largest by default")
     parser.add_argument("--kind", choices=["native", "copy"], default="native")
-    parser.add_argument("--size", default="336x192", help="WxH of the bucket")
+    parser.add_argument("--size", default="336x192", help="size of the bucket, as WxH")
     parser.add_argument("--num-frames", type=int, default=16)
     parser.add_argument("--max-clip-seconds", type=float, default=10.0)
     parser.add_argument("--copies", type=int, default=20)
     parser.add_argument("--shard-bytes", type=int, default=16 * 10**6)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=2, help="timed ones, after one to warm up")
+    parser.add_argument("--epochs", type=int, default=2, help="number of timed epochs, after one warm-up epoch")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--pairs", type=int, default=9, help="pairs of runs with one and with two workers; 0: none")
-    parser.add_argument("--modes", default="off,on", help="which of decode off and on")
-    parser.add_argument("--methods", default=",".join(PEERS), help="peers")
-    parser.add_argument("--peers", type=Path, default=client.PYTHON, help="their interpreter; `make peers` makes it")
+    parser.add_argument("--pairs", type=int, default=9, help="number of paired runs with one and two workers")
+    parser.add_argument("--modes", default="off,on", help="modes to measure: decode off, on or both")
+    parser.add_argument("--methods", default=",".join(PEERS), help="peers to measure")
+    parser.add_argument("--peers", type=Path, default=client.PYTHON, help="Python interpreter of the peers")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     if not options.peers.exists():
-        parser.error(f"--peers {options.peers} is not there: `make peers` makes it")
+        parser.error(f"--peers {options.peers} does not exist; run `make peers` to create it")
     return options
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:] == ["--role"]:
         import torch
 

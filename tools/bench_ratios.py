@@ -1,4 +1,4 @@
-"""Figures out of paired costs: medians with spread, ratios as geometric means, and lines to hold them against."""
+"""Statistics of paired costs: medians with spread, ratios as geometric means, and requirements to check."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from math import exp, log
 
 Costs = dict[str, list[float]]
-"""Method → CPU seconds a sample, one a repeat. Methods that a clip has no figures of are not there."""
+"""Maps each method that was measured to its CPU seconds per sample, one value per repeat."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One clip, one size and one kind of window: what each method cost in each repeat; why methods are missing."""
+    """Measurements for one clip, size and kind of window.
+
+    costs: CPU seconds of each method in each repeat.
+    failures: maps each method without measurements to the reason.
+    """
 
     clip: str
     source_height: int
@@ -30,9 +34,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times cheaper: geometric mean over cells of the medians of paired repeats; worst cell; spread.
+    """How many times cheaper one method is than another.
 
-    low, high: the geometric mean in the worst and the best repeat.
+    mean: geometric mean over the cells of each cell's median ratio.
+    worst, worst_cell: lowest median ratio, and the cell that has it.
+    low, high: geometric means in the worst and in the best repeat.
     """
 
     num_cells: int
@@ -44,12 +50,12 @@ class Ratio:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Of positive numbers."""
+    """Return the geometric mean of positive numbers."""
     return exp(statistics.fmean(log(value) for value in values))
 
 
 def ratio(cells: Iterable[Cell], dear: str, cheap: str) -> Ratio | None:
-    """How many times cheaper `cheap` is than `dear`, over the cells that have both; None if none has."""
+    """Return how many times cheaper `cheap` is than `dear` in the cells that have both, or None if no cell has both."""
     paired = {
         cell.name: [a / b for a, b in zip(cell.costs[dear], cell.costs[cheap], strict=True)]
         for cell in cells
@@ -66,9 +72,11 @@ def ratio(cells: Iterable[Cell], dear: str, cheap: str) -> Ratio | None:
 
 @dataclass(frozen=True)
 class Line:
-    """What a ratio has to be: a least geometric mean, a least worst cell (None: any), over cells that `of` takes.
+    """Requirement for a ratio.
 
-    As an overhead ("within 10 % of") it is told upside down: 1 / 1.1 is the least ratio.
+    least: required geometric mean. An overhead such as "within 10 % of" is expressed as the ratio 1 / 1.1.
+    of: function that selects the cells.
+    least_worst: required ratio in the worst cell; None for no requirement.
     """
 
     text: str
@@ -80,7 +88,7 @@ class Line:
 
 
 def check(line: Line, cells: list[Cell]) -> dict[str, object]:
-    """The line with its figures, "met": True, False, or None where nothing was measured."""
+    """Return the requirement with its results. "met" is None if nothing was measured."""
     found = ratio(filter(line.of, cells), line.dear, line.cheap)
     told = {"line": line.text, "dear": line.dear, "cheap": line.cheap, "least": line.least}
     if found is None:

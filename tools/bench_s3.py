@@ -1,20 +1,21 @@
-"""Streaming from a real object store: against the link that there is, and against other loaders.
+"""Streaming from a real object store, compared with the bandwidth of the link and with other loaders.
 
     python -m tools.bench_s3 link  [--links 50:30,50:100,100:30,100:100] [--kinds 100KB,1MB] [--repeats 5] [--json]
-    python -m tools.bench_s3 peers [--kinds 100KB,1MB] [--workers 2] [--repeats 5] [--json]    (`make peers` before)
+    python -m tools.bench_s3 peers [--kinds 100KB,1MB] [--workers 2] [--repeats 5] [--json]    (first run `make peers`)
 
-The store is Ceph RGW in memory on this machine (tools/ceph_rgw.sh). Clips are handed over as they are stored
-(decode=False). Samples of about 100 KB and 1 MB: every frame of a clip is wanted, so that a sample is a clip. Each run
-is a process of its own, runs take turns in random order within a repeat; medians of the repeats.
+The store is Ceph RGW in memory on this machine (tools/ceph_rgw.sh). Clips are delivered as they are stored
+(decode=False). Samples have about 100 KB or 1 MB. Every frame of a clip is delivered, so a sample is a whole clip. Each
+run is a separate process. Within a repeat, runs are in random order. Results are medians over the repeats.
 
-link: behind tools/fault_proxy.py, which shapes all connections together to MB/s:ms, the ms before each answer. Useful:
-bytes handed over; all: bodies that came through the proxy, in a stretch of --seconds after a warm-up, or with a cache,
-which is empty at first, in one epoch. "rank": one of 64 whose samples of a step are dealt in the order of shards, all
-of the step together (deal = batch size x 64), so that they are --fill of the shards that the shuffle's window holds.
-peers: one epoch each, by processes that have imported what they need, caches empty: webdataset (curl, signed URLs),
-mosaic streaming, litdata and Energon (MSC) as their own clients read S3, all in stored order, the cheapest; "streamvid"
-in stored order too, "shuffled" in its usual one. CPU is that of the client, workers and their children among it;
-requests are counted by the proxy in a run apart, which is not timed.
+link: tools/fault_proxy.py limits all connections together to MB/s:ms, where ms is the delay before each response.
+"useful" counts delivered bytes, and "all" counts bytes of bodies that passed through the proxy, both during --seconds
+after a warm-up. With a cache, which is empty at first, they are counted over one epoch. "rank" is one of 64 ranks,
+whose shard locality (batch size x 64) covers all samples of a step: together, they are --fill of the shuffle window.
+
+peers: one epoch each, in processes that have done all imports, with empty caches. webdataset (curl, signed URLs),
+mosaic streaming, litdata and Energon (MSC) read from S3 with their own clients, all in stored order, which is the
+cheapest. "streamvid" also reads in stored order, and "shuffled" in its default order. CPU is that of the client,
+including workers and their children. The proxy counts requests in a separate run that is not timed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Run = dict[str, Any]
 
 
 def run_ours(request: dict[str, Any]) -> Run:
-    """Batches for request["seconds"] after a warm-up, or of one epoch where it is None; tells its start and end."""
+    """Stream for request["seconds"] after a warm-up, or for one epoch if it is None. Report the start and the end."""
     import streamvid
 
     with suppress(KeyError):
@@ -92,13 +93,13 @@ def _warm(batches: Iterator[Any]) -> None:
 
 
 def say(what: object) -> None:
-    """A line for the process that measures, which looks at the proxy's counts before it answers."""
+    """Print a line for the measuring process, and wait until that process has read the proxy's counts."""
     print(json.dumps(what), flush=True)
     sys.stdin.readline()
 
 
 def role() -> None:
-    """What a child does: imports what is imported at its first use, then one run."""
+    """Run as the child process: import everything that is needed, then perform one run."""
     import s3fs  # noqa: F401
     import torch
 
@@ -113,7 +114,7 @@ def role() -> None:
 
 
 def apart(proxy: FaultProxy | None, **request: Any) -> Run:
-    """One run of ours in a process of its own, with what the proxy counted between "from" and "to"."""
+    """Run streamvid once in a separate process, and add what the proxy counted between "from" and "to"."""
     command, seen = [sys.executable, "-m", "tools.bench_s3", "--role"], []
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process,
@@ -132,7 +133,7 @@ def apart(proxy: FaultProxy | None, **request: Any) -> Run:
             process.stdin.write("\n")
             process.stdin.flush()
     if process.returncode != 0 or not found:
-        raise SystemExit(f"the run of {request} ended with {process.returncode}")
+        raise SystemExit(f"the run for {request} failed with exit code {process.returncode}")
     if proxy is not None:
         found |= {"requests": seen[1][0] - seen[0][0], "all_bytes": seen[1][1] - seen[0][1]}
     return {**found, "peak_bytes": max(peak, default=0)}
@@ -140,7 +141,7 @@ def apart(proxy: FaultProxy | None, **request: Any) -> Run:
 
 @contextmanager
 def peak_of(pid: int) -> Iterator[list[int]]:
-    """What a process tree holds, now and then: anonymous pages, and shared ones once."""
+    """Sample the memory of a process tree from time to time: anonymous pages, and shared pages counted once."""
     held: list[int] = []
     over = threading.Event()
 
@@ -161,7 +162,7 @@ def peak_of(pid: int) -> Iterator[list[int]]:
 
 
 def link_cases(kind: Kind, options: argparse.Namespace, scratch: Path) -> dict[str, dict[str, Any]]:
-    """Name ─► what a run of ours is asked for."""
+    """Map the name of each case to a request that describes the run of streamvid."""
     window_samples = options.window * kind.shard_bytes // kind.sample_bytes
     batch = max(1, round(window_samples * options.fill / RANKS))
     one = {"batch_size": options.batch_size, "num_workers": 0}
@@ -181,7 +182,7 @@ def link_cases(kind: Kind, options: argparse.Namespace, scratch: Path) -> dict[s
 
 
 def measure_link(options: argparse.Namespace, folder: Path, endpoint: str) -> list[dict[str, Any]]:
-    """A row for each link, kind and case."""
+    """Return one row per link, kind and case."""
     runs: dict[tuple[str, str, str], list[Run]] = {}
     with FaultProxy(endpoint) as proxy:
         for repeat in range(options.repeats):
@@ -223,7 +224,7 @@ def _short(run: Run) -> str:
 
 
 def medians(runs: list[Run]) -> dict[str, list[float]]:
-    """Of each figure the median, the lowest and the highest."""
+    """Return the median, lowest and highest value of each figure."""
     figures = [name for name, value in runs[0].items() if isinstance(value, int | float)]
     return {
         name: [statistics.median(values), min(values), max(values)]
@@ -236,7 +237,7 @@ def medians(runs: list[Run]) -> dict[str, list[float]]:
 
 
 def measure_peers(options: argparse.Namespace, endpoint: str) -> list[dict[str, Any]]:
-    """A row for each kind and method."""
+    """Return one row per kind and method."""
     rows: list[dict[str, Any]] = []
     with FaultProxy(endpoint) as proxy:
         for kind in options.kinds:
@@ -308,7 +309,7 @@ COLUMNS = (
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """The figures for people: median (lowest-highest)."""
+    """Print the results as a table: median (lowest-highest)."""
     columns = [column for column in COLUMNS if any(column[1] in row for row in rows)]
     print(f"{'':<42}" + "".join(f"{name:>26}" for name, _, _ in columns))
     for row in rows:
@@ -323,24 +324,24 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=["link", "peers"])
     parser.add_argument("--kinds", default="100KB,1MB")
     parser.add_argument("--links", type=lambda text: text.split(","), default=["50:30", "50:100", "100:30", "100:100"])
-    parser.add_argument("--cases", default="", help="only those of the link whose name has this in it")
+    parser.add_argument("--cases", default="", help="measure only link cases whose names contain this text")
     parser.add_argument("--dataset-bytes", type=int, default=10**9)
     parser.add_argument("--shards", type=int, default=32)
-    parser.add_argument("--window", type=int, default=16, help="shards that are shuffled together, of a rank of many")
-    parser.add_argument("--fill", type=float, default=0.75, help="share of the window's samples that a step has")
+    parser.add_argument("--window", type=int, default=16, help="shards per shuffle window of one of many ranks")
+    parser.add_argument("--fill", type=float, default=0.75, help="share of the window's samples that one step delivers")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     ours = ("streamvid", "streamvid shuffled", "streamvid cache", "streamvid shuffled cache")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=[*ours, *PEERS])
-    parser.add_argument("--work", type=Path, help="a folder that keeps the datasets for the next time")
-    parser.add_argument("--peers", type=Path, default=client.PYTHON, help="their interpreter; `make peers` makes it")
+    parser.add_argument("--work", type=Path, help="folder in which to keep the datasets for the next run")
+    parser.add_argument("--peers", type=Path, default=client.PYTHON, help="Python interpreter of the peers")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     known = kinds(options.dataset_bytes, options.shards)
@@ -349,7 +350,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:] == ["--role"]:
         role()
         return

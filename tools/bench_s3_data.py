@@ -1,4 +1,4 @@
-"""What tools/bench_s3.py reads: a real S3 server, and datasets in it whose samples have the size that is asked for."""
+"""Data for tools/bench_s3.py: a real S3 server, and datasets whose samples have a given size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EMPTY = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
 
 @dataclass(frozen=True)
 class Kind:
-    """Samples of about so many bytes: how large their pictures are, how many there are, and how large a shard is."""
+    """Kind of samples: approximate size in bytes, size of the pictures, number of samples, and shard size."""
 
     name: str
     sample_bytes: int
@@ -49,7 +49,7 @@ class Kind:
 
 
 def kinds(num_bytes: int, shards: int) -> dict[str, Kind]:
-    """100 KB and 1 MB, each `num_bytes` together in so many shards."""
+    """Return the kinds 100KB and 1MB. The samples of each kind have `num_bytes` in total, in this many shards."""
     sizes = (("100KB", 100_000, 336, 192), ("1MB", 1_000_000, 832, 480))
     return {
         name: Kind(name, size, width, height, num_bytes // size, num_bytes // shards)
@@ -58,9 +58,9 @@ def kinds(num_bytes: int, shards: int) -> dict[str, Kind]:
 
 
 def make_dataset(folder: Path, kind: Kind) -> Path:
-    """A sealed dataset of clips of about kind.sample_bytes, whose frames are all wanted; made once for a folder.
+    """Shard clips of about kind.sample_bytes, of which every frame is delivered. An existing dataset is kept.
 
-    A few clips under many keys: shards differ, as their keys do.
+    The dataset contains a few clips under many keys. Its shards differ because their keys differ.
     """
     dataset = folder / f"{kind.name}-{kind.num_samples}-{kind.shard_bytes}"
     if (dataset / MANIFEST).exists():
@@ -87,7 +87,7 @@ def make_dataset(folder: Path, kind: Kind) -> Path:
 
 
 def clip_of_size(kind: Kind, seed: int) -> bytes:
-    """An H.264 clip of about the kind's size: noise, which costs as many bits as the quantizer leaves to it."""
+    """Encode an H.264 clip of about the kind's size. Its pictures are noise, so the quantizer controls the size."""
     low, high = 0.0, 51.0
     for _ in range(8):
         middle = (low + high) / 2
@@ -116,7 +116,7 @@ def _encoded(kind: Kind, seed: int, quantizer: float) -> bytes:
 
 @contextmanager
 def rgw(folder: Path, memory: str = "8G") -> Iterator[str]:
-    """Ceph RGW on a free port, its objects in memory: its endpoint. Keys are in the environment from here on."""
+    """Set keys in the environment, run Ceph RGW on a free port with its objects in memory, and yield its endpoint."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -130,14 +130,14 @@ def rgw(folder: Path, memory: str = "8G") -> Iterator[str]:
         try:
             assert process.stdout is not None
             if process.stdout.readline().strip() != "up":
-                raise SystemExit("RGW did not come up; it says why above")
+                raise SystemExit("RGW did not start; see its messages above")
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
 
 
 def upload(folder: Path, endpoint: str, bucket: str) -> None:
-    """Every file below a folder, links followed, into a new bucket, by boto3."""
+    """Upload every file in a folder to a new bucket, following links."""
     config = import_module("botocore.config").Config(s3={"addressing_style": "path"})
     client = import_module("boto3").client("s3", endpoint_url=endpoint, config=config)
     client.create_bucket(Bucket=bucket)

@@ -1,11 +1,12 @@
-"""How sharding scales with workers: seconds of `streamvid shard` for copies and native clips, with 1 worker and more.
+"""Time of `streamvid shard` for copies and native clips, depending on the number of workers.
 
     python -m tools.bench_shard [--source DIR] [--workers 1,2] [--clips copy,native] [--copies 8] [--repeats 5]
     [--json]
 
---source is a folder of videos; without it, --copies copies of the demo's corpus. Every run is the whole command in a
-process of its own, into an empty folder. All runs take turns within each repeat. Wall and CPU seconds are medians of
-the repeats, lowest to highest; the speedup is the median of the paired ratios to the first number of workers.
+--source is a folder of videos. By default, it contains --copies copies of the demo corpus. Each run is the whole
+command in a separate process, with an empty output folder. Within each repeat, the runs take turns. Wall seconds are
+medians over the repeats, with the lowest and the highest. CPU seconds are medians. The speedup is the median of the
+paired ratios to the first number of workers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ BUCKETS = ("--resolution", "128px,256px", "--num-frames", "1,5,17", "--shard-siz
 
 
 def make_source(folder: Path, copies: int) -> Path:
-    """A folder with several copies of the corpus, without captions: one metadata file cannot name several copies."""
+    """Create a folder with several copies of the corpus, but without captions.
+
+    One metadata file cannot name several copies.
+    """
     make_corpus(folder / "0")
     for number in range(1, copies):
         shutil.copytree(folder / "0", folder / str(number), copy_function=os.link)
@@ -38,7 +42,7 @@ def make_source(folder: Path, copies: int) -> Path:
 
 
 def seconds_of(source: Path, clips: str, workers: int) -> tuple[float, float]:
-    """(wall, CPU) seconds of one run."""
+    """Return (wall seconds, CPU seconds) of one run."""
     with tempfile.TemporaryDirectory(prefix="bench-shard-") as folder:
         words = ["shard", str(source), f"{folder}/ds", *LAYOUT, *BUCKETS, "--clips", clips, "--workers", str(workers)]
         before, since = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
@@ -48,7 +52,7 @@ def seconds_of(source: Path, clips: str, workers: int) -> tuple[float, float]:
 
 
 def measure(source: Path, kinds: list[str], workers: list[int], repeats: int) -> list[dict[str, Any]]:
-    """A row for each kind of clips and number of workers."""
+    """Return one row per kind of clips and number of workers."""
     runs = [(clips, number) for clips in kinds for number in workers]
     found: dict[tuple[str, int], list[tuple[float, float]]] = {run: [] for run in runs}
     for _ in range(repeats):

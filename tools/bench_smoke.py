@@ -1,20 +1,22 @@
-"""Has streamvid become slower? A few minutes of paired CPU ratios, against a stored reference.
+"""Regression check for speed: paired CPU ratios, compared with a stored reference in a few minutes.
 
     python -m tools.bench_smoke [--repeats 15] [--only LINE...] [--update] [--slow LINE=1.25] [--json]
                                                                         (from the checkout's root; `make bench-smoke`)
 
-Each line is a ratio of CPU seconds, what something plain costs to what streamvid costs for the same, both in turns in
-one process, in random order: such ratios hang little on how fast a machine is. Reported is the median of the repeats
-with its 95 % interval (bootstrap). Ends with 1 where a line's whole interval lies more than 10 % below its reference in
-tools/bench_reference.json, with 2 for what cannot be run, else with 0.
+Each line is a ratio of CPU seconds: the cost of a plain method divided by streamvid's cost for the same work. Both run
+in one process, in turns and in random order, so the ratio depends little on the speed of the machine. The result is the
+median of the repeats with its 95 % bootstrap interval. The exit status is 1 if the whole interval of any line is more
+than 10 % below the reference in tools/bench_reference.json, 2 if something cannot be run, and 0 otherwise.
 
-- index: reading a clip's packets with PyAV, to `index_clip`.
-- copy_rgb: plain PyAV seek of a 720p clip to 480p, to ours (fast). copy_yuv: the decoder alone, to ours (yuv420p).
-- native_rgb, native_exact: plain PyAV on a native clip of 480p, to ours. native_yuv: the decoder alone, to ours.
-- loader: reading and hashing all clips of a dataset's tars, to an epoch of VideoLoader(decode=False).
+- index: reading a clip's packets with PyAV, compared with `index_clip`.
+- copy_rgb: plain PyAV seek in a 720p clip with output in 480p, compared with streamvid (fast). copy_yuv: the decoder
+  alone, compared with streamvid (yuv420p).
+- native_rgb, native_exact: plain PyAV on a native 480p clip, compared with streamvid. native_yuv: the decoder alone,
+  compared with streamvid.
+- loader: reading and hashing all clips in a dataset's tars, compared with an epoch of VideoLoader(decode=False).
 
---update writes the reference anew: on a quiet machine, with a reason in the commit. --slow makes this tool burn CPU in
-what it measures of streamvid, to prove that it would be noticed.
+--update writes a new reference. Run it on a quiet machine, and state the reason in the commit. --slow burns CPU in
+streamvid's part of a line, to show that a slowdown would be noticed.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A line's median ratio and its interval, beside the reference (None: there is none)."""
+    """A line's median ratio and its interval, with the reference. reference: None if there is no reference."""
 
     line: str
     ratio: float
@@ -66,7 +68,7 @@ class Verdict:
 
     @property
     def is_slower(self) -> bool:
-        """Whether all of the interval is more than 10 % below the reference."""
+        """True if the whole interval is more than 10 % below the reference."""
         return self.reference is not None and self.high < (1 - ALLOWED) * self.reference
 
     def __str__(self) -> str:
@@ -79,7 +81,7 @@ class Verdict:
 
 
 def interval(ratios: list[float], draws: int = 4000) -> tuple[float, float]:
-    """Bootstrap of the median: between which values 95 % of the resampled ones lie. The same for the same ratios."""
+    """Return the 95 % bootstrap interval of the median. Equal ratios give equal intervals."""
     values = np.array(ratios)
     chosen = np.random.default_rng(0).integers(0, len(values), (draws, len(values)))
     low, high = np.percentile(np.median(values[chosen], axis=1), [2.5, 97.5])
@@ -87,7 +89,7 @@ def interval(ratios: list[float], draws: int = 4000) -> tuple[float, float]:
 
 
 def judge(measured: dict[str, list[float]], reference: dict[str, float]) -> list[Verdict]:
-    """A verdict a line."""
+    """Return one verdict per line."""
     return [
         Verdict(line, statistics.median(ratios), *interval(ratios), reference.get(line))
         for line, ratios in measured.items()
@@ -95,12 +97,12 @@ def judge(measured: dict[str, list[float]], reference: dict[str, float]) -> list
 
 
 def exit_code(verdicts: Iterable[Verdict]) -> int:
-    """1 if any line is slower, else 0."""
+    """Return 1 if any line is slower, otherwise 0."""
     return int(any(verdict.is_slower for verdict in verdicts))
 
 
 def measure(pairs: dict[str, tuple[Call, Call]], repeats: int, slow: dict[str, float]) -> dict[str, list[float]]:
-    """The ratio plain / ours of each repeat; a first one warms up."""
+    """Return the ratio plain / ours of each repeat, after one repeat as a warm-up."""
     found: dict[str, list[float]] = {line: [] for line in pairs}
     draw = random.Random(0)
     for repeat in range(repeats + 1):
@@ -115,7 +117,7 @@ def measure(pairs: dict[str, tuple[Call, Call]], repeats: int, slow: dict[str, f
 
 
 def cpu_seconds(call: Call, factor: float) -> float:
-    """What a call costs, all threads; then as much more is burnt as `factor` says."""
+    """Return the CPU seconds of a call in all threads. A `factor` above 1 burns CPU to simulate a slower call."""
     begin = time.process_time()
     call()
     end = begin + (time.process_time() - begin) * factor
@@ -125,7 +127,7 @@ def cpu_seconds(call: Call, factor: float) -> float:
 
 
 def make_pairs(folder: Path, source: Path, only: list[str]) -> dict[str, tuple[Call, Call]]:
-    """What is measured: line → (plain, ours). folder: for the clips and the dataset that are made first."""
+    """Map each line to its calls (plain, ours). folder: scratch folder for the clips and the dataset."""
     copied, native = folder / "copy.mp4", folder / "native" / "0.mp4"
     native.parent.mkdir()
     encode(source, copied, SOURCE_SIZE, 48, SOURCE_FRAMES)
@@ -188,36 +190,36 @@ def _loader_pair(native: Path, target: Path) -> tuple[Call, Call]:
 
 
 def slow_of(text: str) -> tuple[str, float]:
-    """LINE=FACTOR."""
+    """Parse LINE=FACTOR."""
     line, factor = text.split("=")
     return line, float(factor)
 
 
 def arguments() -> argparse.Namespace:
-    """The command line; ends with 2 for what it cannot be."""
+    """Parse the command line. Invalid values end the program with code 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     lines = ("index", "copy_rgb", "copy_yuv", "native_rgb", "native_exact", "native_yuv", "loader")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", nargs="+", choices=lines, default=[])
     parser.add_argument("--reference", type=Path, default=REFERENCE)
     parser.add_argument("--update", action="store_true", help="write the reference")
-    parser.add_argument("--slow", type=slow_of, action="append", default=[], help="LINE=FACTOR")
+    parser.add_argument("--slow", type=slow_of, action="append", default=[], help="slow a line down: LINE=FACTOR")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     options.slow = dict(options.slow)
     if options.repeats < 3:
-        parser.error(f"--repeats is {options.repeats}; an interval needs 3 or more")
+        parser.error(f"--repeats {options.repeats}: must be at least 3 to give an interval")
     if unknown := set(options.slow) - set(lines):
-        parser.error(f"--slow names {', '.join(sorted(unknown))}; there are {', '.join(lines)}")
+        parser.error(f"--slow: unknown lines {', '.join(sorted(unknown))}; available: {', '.join(lines)}")
     if options.update and (options.slow or options.only):
-        parser.error("--update writes what all lines are without --slow")
+        parser.error("--update must measure all lines; omit --only and --slow")
     if not options.update and not options.reference.exists():
-        parser.error(f"{options.reference} is not there; --update writes it")
+        parser.error(f"{options.reference} does not exist; run with --update to write it")
     return options
 
 
 def main() -> int:
-    """Measure, compare, print."""
+    """Measure, compare, and print the results."""
     options = arguments()
     reference: dict[str, Any] = {} if options.update else json.loads(options.reference.read_text())
     try:

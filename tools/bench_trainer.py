@@ -1,13 +1,13 @@
-"""What share of a training step waits for data, over native shards, when the step only sleeps for a real one's time.
+"""Share of each training step that is spent waiting for data, with native shards and steps that only sleep.
 
     python -m tools.bench_trainer [--clips DIR | --dataset DATASET] [--buckets 480x272@33] [--seconds 0.25,0.5,1]
                                   [--batch-size 2] [--steps 40] [--repeats 5] [--json]      (from the checkout's root)
 
-Without --dataset the clips (--clips, or the demo's corpus) are sharded as native clips. A real step is one of the
-optimizer, as `streamvid train` makes it (`streamvid.trainer.train`, its metrics, checkpoints left out), with a module
-that sleeps where a GPU would compute: the processor is free meanwhile, as it is beside a GPU. Step times take turns
-within a repeat, in random order, each in a process of its own. The share is that of `data_wait_share` in metrics.jsonl,
-over the steps after the first five, which wait for the workers to start.
+Without --dataset, the clips (--clips, or the demo corpus) are sharded as native clips. Steps run in the real training
+loop (`streamvid.trainer.train` with its metrics, but without checkpoints). The module sleeps while a GPU would compute,
+so the processor is free, as it is with a GPU. Within a repeat, the step times are in random order, each in a separate
+process. The share is `data_wait_share` in metrics.jsonl, without the first five steps, which wait for the workers to
+start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARM_UP = 5
 
 
 class Sleeping(nn.Module):
-    """A step that takes its time and nothing else."""
+    """A training step that only sleeps."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def build(seconds: float) -> Sleeping:
 
 
 def measure(dataset: Path, seconds: float, options: argparse.Namespace) -> dict[str, float]:
-    """One run in this process."""
+    """Train once in this process, and return the results."""
     from streamvid.modules.config import ModelConfig
     from streamvid.trainer import TrainConfig, train
     from streamvid.trainer.config import AccelerateConfig, DataConfig, EvalConfig, LoggingConfig
@@ -70,7 +70,7 @@ def measure(dataset: Path, seconds: float, options: argparse.Namespace) -> dict[
 
 
 def make_dataset(folder: Path, options: argparse.Namespace) -> Path:
-    """Native shards of the clips, or of the demo's corpus."""
+    """Shard native clips from the given clips or from the demo corpus."""
     if options.dataset is not None:
         return Path(options.dataset)
     clips = options.clips
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, float]:
-    """Medians of the repeats, with the extremes of the share."""
+    """Return the medians of the repeats, with the lowest and highest share."""
     shares = [run["wait_share"] for run in runs]
     return {
         "wait_share": statistics.median(shares), "lowest": min(shares), "highest": max(shares),

@@ -1,30 +1,32 @@
-"""Does the small model learn from its texts? Trains it for three seeds and weighs what captions are worth, held out.
+"""Check that the small model learns from captions: train it with three seeds, and evaluate it on held-out videos.
 
     python -m tools.check_learning [--dataset DS] [--work DIR] [--seeds 3] [--steps N] [--text minilm|bytes]
 
-Without --dataset it builds the corpus (tools/make_corpus.py) and shards it natively at 128 pixels, in windows of a
-second of five frames, three of ten videos held out. VideoLoader delivers each clip several times, at other places in
-time and picture; latents and text states are made once of each delivery, as `streamvid encode` would. For each seed two
-models are trained on them in the same order with the same noise: one with the captions, of which some are dropped, and
-one without any text. Then, on the held-out videos, with the same noise and times for all:
+Without --dataset, the script builds the corpus (tools/make_corpus.py) and shards it natively at 128 pixels, in windows
+of one second and five frames. Three of ten videos are held out. VideoLoader delivers each clip several times, from
+different times and with different crops. Latents and text states are computed once per delivery, as in `streamvid
+encode`. For each seed, two models are trained in the same order with the same noise: one with captions, some of which
+are dropped, and one without text. Both are then evaluated on the held-out videos, with the same noise and times:
 
-    own        the model with captions, told each video's own
-    empty      the same model, told nothing
-    shuffled   the same model, told the caption of another held-out video that has another one
+    own        the model with captions, given each video's own caption
+    empty      the same model, given an empty caption
+    shuffled   the same model, given a different caption, from another held-out video
     no text    the model that was trained without text
 
-Held out are videos, not scenes: the corpus has three (a cartoon meadow, a street with bicycles, a man in a car), cut,
-scaled and encoded in different ways, and captions say which scene a video shows. So this tells that text reaches the
-picture by encoder, cross-attention and loss, and is worth what it says. It tells nothing of unseen scenes.
+Videos are held out, but scenes are not: the corpus has three scenes (a cartoon meadow, a street with bicycles, a man in
+a car), which are cut, scaled and encoded in different ways, and captions name the scene. The check therefore shows that
+the text affects the picture through the encoder, cross-attention and loss, in the right direction. It shows nothing
+about unseen scenes.
 
 Measured for seeds 0 to 2: own 1.03, empty 0.065 to 0.073 more, shuffled 0.19 to 0.25 more, no text 0.044 to 0.051 more,
-each over 5 standard errors and for every video. BOUNDS asks for about half of that (own: 1.1; to predict nothing costs
-about 2). Text has most to say where noise hides the scene, hence the times shifted towards it; and little is left of it
-in a model that has learned its few clips by heart: with a shift of 3, 400 steps and fewer deliveries it was 0.007 to
-0.014 ± 0.01 against no text (0.054 to 0.068 at early times), still 0.027 against empty and 0.18 against shuffled.
+each more than 5 standard errors, and for every video. BOUNDS requires about half of these differences (own: 1.1; a
+model that predicts nothing has a loss of about 2). Text matters most when noise hides the scene, so the times are
+shifted towards more noise. Text matters little in a model that has memorized its few clips: with a shift of 3, 400
+steps and fewer deliveries, the difference to no text was 0.007 to 0.014 ± 0.01 (0.054 to 0.068 at early times), while
+that to empty was still 0.027, and that to shuffled 0.18.
 
-A bound is missed: exit code 1. The differences are paired: the same video, noise and time on both sides. Their standard
-errors are over videos, since windows of one video are no independent witnesses.
+If a bound is missed, the exit status is 1. The differences are paired: both sides use the same video, noise and time.
+Standard errors are computed over videos, because windows from the same video are not independent.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ EARLY = 0.9  # times from which on there is more noise than a scene outlives
 
 @dataclass(frozen=True)
 class Sample:
-    """One delivery of a clip, encoded. `video` names the file that the clip is of."""
+    """One encoded delivery of a clip. `video` names the file from which the clip was cut."""
 
     bucket: Bucket
     video: str
@@ -79,18 +81,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long an experiment is."""
+    """Size of an experiment."""
 
     num_steps: int = 250
     num_visits: int = 4
     num_draws: int = 6
-    """Noises and times that each held-out window is judged with."""
+    """Number of noise samples and times with which each held-out window is evaluated."""
     with_untold: bool = True
-    """Whether a model that was trained without text is compared as well."""
+    """True to compare also a model that was trained without text."""
 
 
 def make_dataset(corpus: Path, dataset: Path) -> Path:
-    """The corpus as native clips of a second, three of ten videos in split "val"; kept where it is there."""
+    """Shard the corpus into one-second native clips, 30 % of the videos in split "val". Keep an existing dataset."""
     from streamvid.buckets.config import BucketConfig
     from streamvid.sharder.options import ClipOptions, ShardOptions
     from streamvid.sharder.sharder import shard
@@ -109,7 +111,7 @@ def make_dataset(corpus: Path, dataset: Path) -> Path:
 
 
 def encode_split(module: SmallTraining, dataset: Path, split: str, num_visits: int) -> list[Sample]:
-    """Every sample of a split, `num_visits` times as the loader delivers it."""
+    """Encode every sample of a split `num_visits` times, as the loader delivers it."""
     made: list[Sample] = []
     with VideoLoader(dataset, batch_size=1, split=split, num_epochs=num_visits, num_workers=1) as loader:
         for batch in loader:
@@ -121,7 +123,10 @@ def encode_split(module: SmallTraining, dataset: Path, split: str, num_visits: i
 
 
 def as_batch(samples: Sequence[Sample], seeds: Sequence[int], told: Sequence[Sample | None]) -> Batch:
-    """Samples of one bucket as the trainer hands them over, each with the text of `told`, or none."""
+    """Return a batch of samples from one bucket, as the trainer would, with the texts of the samples in `told`.
+
+    If an item of `told` is None, its row has no text.
+    """
     nothing = no_text(samples[0].states.shape[1])
     rows = [nothing if text is None else text.states for text in told]
     states, mask = pad_states(rows)
@@ -142,7 +147,7 @@ def by_bucket(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 def train(
     samples: Sequence[Sample], settings: Mapping[str, Any], plan: Plan, seed: int, with_text: bool
 ) -> SmallTraining:
-    """A model after `plan.num_steps`; the order, the noise and the times are the same with text and without."""
+    """Train a model for `plan.num_steps`. Order, noise and times are the same with and without text."""
     module = build(task="sft:train", seed=seed, **settings)
     optimizer = torch.optim.AdamW(module.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98))
     rate = torch.optim.lr_scheduler.LambdaLR(
@@ -166,13 +171,17 @@ def train(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What models are judged on: windows, each with the sample whose caption is the wrong one for it, and its seeds."""
+    """Held-out windows for evaluation.
+
+    others: for each window, a sample with a different caption.
+    seeds: for each window, the seed for noise and time.
+    """
 
     samples: list[Sample]
     others: list[Sample]
     seeds: list[int]
     num_draws: int
-    """A window stands so many times in a row, with a seed each."""
+    """Number of times that each window is repeated in a row, each time with a different seed."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample], num_draws: int) -> HeldOut:
@@ -183,19 +192,19 @@ class HeldOut:
 
     @torch.no_grad()
     def losses(self, module: SmallTraining, told: Sequence[Sample | None]) -> Tensor:
-        """(N,) the loss of each, told these texts."""
+        """Return the loss for each window, with shape (N,), given the texts of the samples in `told`."""
         return torch.cat([
             module(as_batch(self.samples[row:end], self.seeds[row:end], told[row:end]))["loss"]
             for row, end in itertools.pairwise(range(0, len(self.samples) + 1, self.num_draws))
         ])  # fmt: skip
 
     def times(self, time_shift: float) -> Tensor:
-        """(N,) the times that the seeds decide."""
+        """Return the times that the seeds determine, with shape (N,)."""
         return draw_noise_and_times((1, 1, 1, 1), self.seeds, "cpu", time_shift)[1]
 
 
 def judge(held_out: HeldOut, told: SmallTraining, untold: SmallTraining | None) -> dict[str, Any]:
-    """Mean losses, and the paired differences to `own`, over all times and over early ones."""
+    """Return mean losses, and paired differences to `own`, over all times and over early times."""
     nothing: list[Sample | None] = [None] * len(held_out.samples)
     losses = {
         "own": held_out.losses(told, held_out.samples),
@@ -215,7 +224,7 @@ def judge(held_out: HeldOut, told: SmallTraining, untold: SmallTraining | None) 
 
 
 def paired(gain: Tensor, samples: Sequence[Sample]) -> dict[str, float]:
-    """The mean difference, its standard error over videos, and the share of videos in which it is above nought."""
+    """Return the mean difference, its standard error over videos, and the share of videos where it is positive."""
     groups: dict[str, list[float]] = defaultdict(list)
     for value, sample in zip(gain.tolist(), samples, strict=True):
         groups[sample.video].append(value)
@@ -230,7 +239,7 @@ def paired(gain: Tensor, samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def experiment(dataset: Path, plan: Plan, seeds: Sequence[int], text: str) -> list[dict[str, Any]]:
-    """The figures of each seed."""
+    """Train and evaluate once per seed, and return the results of each seed."""
     settings = {**MODEL, "text": TEXT[text]}
     encoder = build(task="sft:data_process", **settings)
     samples = encode_split(encoder, dataset, "train", plan.num_visits)
@@ -244,7 +253,7 @@ def experiment(dataset: Path, plan: Plan, seeds: Sequence[int], text: str) -> li
 
 
 def missed(figures: Mapping[str, Any]) -> list[str]:
-    """Which bounds the figures of a seed miss."""
+    """Return the bounds that one seed's results violate."""
     holds = {
         f"own < {BOUNDS['own']}": figures["own"] < BOUNDS["own"],
         **{f"{name} - own > {BOUNDS[name]}": figures[f"{name}_minus_own"]["mean"] > BOUNDS[name] for name in GAINS},
@@ -253,7 +262,7 @@ def missed(figures: Mapping[str, Any]) -> list[str]:
 
 
 def show(found: Sequence[Mapping[str, Any]]) -> None:
-    print("losses held out, then paired differences to own: mean ± standard error, share of videos above nought")
+    print("held-out losses, then paired differences to own: mean ± standard error, share of videos above zero")
     columns = [f"{name}{when}" for name in GAINS for when in ("", " early")]
     print("seed   own     empty   shuffled no text   " + "".join(f"{name:22s}" for name in columns))
     for row in found:
@@ -268,12 +277,14 @@ def show(found: Sequence[Mapping[str, Any]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--dataset", type=Path, help="sealed, with a split 'val'; made of the demo corpus unless given")
-    parser.add_argument("--work", type=Path, help="where that is made and kept; a temporary folder unless given")
+    parser.add_argument(
+        "--dataset", type=Path, help="sealed dataset with split 'val'; default: made from the demo corpus"
+    )
+    parser.add_argument("--work", type=Path, help="folder in which to make and keep this dataset; temporary by default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=Plan.num_steps)
     parser.add_argument("--text", choices=sorted(TEXT), default="minilm")
-    parser.add_argument("--json", type=Path, help="where the figures go, besides the table")
+    parser.add_argument("--json", type=Path, help="file to which the results are also written")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)

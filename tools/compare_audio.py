@@ -1,20 +1,22 @@
-"""Delivered audio of real files against the ffmpeg program's: python -m tools.compare_audio FILE_OR_FOLDER...
+"""Compare delivered audio with the output of the ffmpeg program: python -m tools.compare_audio FILE_OR_FOLDER...
 
-Every window begins at a random frame of a video, has the stream's own rate and channels, and is decoded through the
-container and, if possible, from indexed packets. The ffmpeg program decodes the same file. A window is right if
+Every window begins at a random frame of a video and has the stream's own rate and channels. streamvid decodes it
+through the container and, if possible, from indexed packets. The ffmpeg program decodes the same file. A window is
+right if
 
-- each of its audio frames is found in the window at the time that the program's timestamps give it, relative to the
-  same video frame, within --tolerance (1 ms), and
-- the samples are equal within 1e-4 of full scale. Frames of AAC and AC-3 may instead correlate by 0.9, or be as loud
-  within 3 dB, because noise that the encoder left out has other random values in every window; and
-- it is silent where the program has no audio.
+- each of its audio frames is in the window at the time that ffmpeg's timestamps give, relative to the same video frame,
+  within --tolerance (1 ms);
+- the samples are equal within 1e-4 of full scale. Frames of AAC and AC-3 may instead have a correlation of 0.9, or the
+  same loudness within 3 dB, because decoders fill in noise that differs in every window; and
+- it is silent where ffmpeg has no audio.
 
-Frames whose timestamps fluctuate are counted on purpose, not placed (streamvid/video/audio/README.md): a frame may be
-up to 10 ms off (25 ms in Vorbis) if the median frame of its window is not. Such frames are reported.
+streamvid counts frames whose timestamps fluctuate, and does not place them by these timestamps
+(streamvid/video/audio/README.md). Such a frame may be up to 10 ms off (25 ms in Vorbis) if the median frame of its
+window is not. The output reports these frames.
 
-The first window is the whole track (at most 60 s), where the noise of AAC is the program's. Reported per file:
-windows, wrong ones, the largest difference of time, the frames that are equal, and a note if the program has other
-times of video frames. Files without audio or video are left out. The exit status is 1 if a window is wrong.
+The first window is the whole track (at most 60 s), in which the noise of AAC equals ffmpeg's. For each file, the output
+lists the windows, the wrong windows, the largest time difference, the number of equal frames, and a note if ffmpeg has
+different times for video frames. Files without audio or video are omitted. The exit status is 1 if a window is wrong.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ _JITTER_SECONDS = {"vorbis": 0.025}
 
 @dataclass(frozen=True)
 class Track:
-    """What the ffmpeg program makes of a file: times of its video frames, and (time, samples) of its audio frames."""
+    """Output of the ffmpeg program for a file: times of its video frames, and (time, samples) of its audio frames."""
 
     frame_times: tuple[Fraction, ...]
     frames: tuple[tuple[Fraction, Samples], ...]
@@ -83,7 +85,7 @@ class Track:
 
 @dataclass
 class Result:
-    """Figures of a file. problems: descriptions of the wrong windows."""
+    """Results for one file. problems: descriptions of the wrong windows."""
 
     container: str
     codec: str
@@ -122,9 +124,9 @@ def _run(path: Path, stream: str, *options: str) -> tuple[bytes, str]:
 
 
 def compare_file(path: Path, num_windows: int, tolerance: float) -> Result | None:
-    """Compare random windows of a file, or return None if it has no audio or no video.
+    """Compare random windows of a file. Return None if the file has no audio or no video.
 
-    tolerance: in seconds. Raises ProbeError if streamvid does not accept the file.
+    tolerance: in seconds. Raises ProbeError if streamvid rejects the file.
     """
     with open_video(path, LIMITS) as video:
         container = video.container_name
@@ -151,7 +153,7 @@ def compare_file(path: Path, num_windows: int, tolerance: float) -> Result | Non
 
 
 def _places(track: Track, times: Sequence[Fraction], rate: int, num_windows: int) -> Iterator[tuple[int, int]]:
-    """Yield (first sample, number of samples) of the whole track and of windows at random frames."""
+    """Yield (first sample, number of samples) for the whole track and for windows at random frames."""
     if track.frames:
         first, last = (round(track.frames[place][0] * rate) for place in (0, -1))
         yield first - rate // 4, min(_MAX_TRACK_SECONDS * rate, last - first + rate)
@@ -175,7 +177,7 @@ def _windows(path: Path, index: AudioIndex | None, first: int, count: int, audio
 def compare_window(
     out: Samples, first: int, track: Track, audio: AudioFormat, tolerance: float, result: Result
 ) -> str | None:
-    """Return what is wrong with a window, or None."""
+    """Return a description of the error in a window, or None if the window is right."""
     rate, count = audio.sample_rate, out.shape[1]
     heard, reach = np.zeros(count, np.bool_), max(1, round(tolerance * rate))
     likely, shifts = 0, list[int]()
@@ -205,7 +207,7 @@ def compare_window(
 
 
 def _find(out: Samples, place: int, samples: Samples, reach: int, likely: int, codec: str) -> tuple[int, bool] | None:
-    """Return by how many samples a frame is off, and whether it is equal, or None if it is not found."""
+    """Return (offset of a frame in samples, True if its samples are equal), or None if the frame is not found."""
     size = samples.shape[1]
     shifts = sorted(range(-reach, reach + 1), key=lambda shift: (shift != likely, abs(shift)))
     for shift in shifts:
@@ -227,17 +229,17 @@ def _correlation(one: Samples, two: Samples) -> float:
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return the videos among the given files and in folders."""
+    """Return the videos among the given files and in the given folders."""
     found = [path for given in paths for path in ([given] if given.is_file() else sorted(given.rglob("*")))]
     return [path for path in found if path.is_file() and path.suffix.lower() in ENDINGS]
 
 
 def main() -> int:
-    """Compare all files, and print a line for each."""
+    """Compare all files, and print one line per file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+", type=Path, help="videos, or folders with videos")
-    parser.add_argument("--windows", type=int, default=10, help="per file and way to decode")
-    parser.add_argument("--tolerance", type=float, default=0.001, help="in seconds")
+    parser.add_argument("paths", nargs="+", type=Path, help="video files, or folders with video files")
+    parser.add_argument("--windows", type=int, default=10, help="number of windows per file and decoding method")
+    parser.add_argument("--tolerance", type=float, default=0.001, help="largest allowed time difference in seconds")
     options: Any = parser.parse_args()
     results = list[Result]()
     for path in files_of(options.paths):

@@ -1,20 +1,21 @@
-"""streamvid's ways to decode a window, as a process that is asked line by line, as tools/peers/decode.py is.
+"""Process that decodes windows with streamvid on request, one line at a time, as tools/peers/decode.py does for peers.
 
     python -m tools.decode_ours         (from the root of the checkout)
 
-Requests and answers are those of tools/peers/decode.py. Files are in memory and their packet indexes made beforehand;
-cpu_seconds is of the whole process, with `window()` of the index, the checksums of the byte range and reading of
-the output, one byte a cache line.
+Requests and answers are those of tools/peers/decode.py. Files are in memory, and their packet indexes are made in
+advance. cpu_seconds covers the whole process, including `window()` of the index, the checksums of the byte range, and
+reading one byte in each cache line of the output.
 
-- ours_fast, ours_exact, ours_yuv: StoredDecoder, into memory that is kept, as a loader's ring is.
-- plain: the file opened, seek, decode from the key frame on, each wanted frame to RGB by a reformatter that is kept and
-  has one thread (`to_ndarray("rgb24")` makes threads for each frame); the clip must have the size that is asked for.
-- seek: the same for clips of any size, each wanted frame reformatted to cover (area), centre-cropped.
-- decode_only: the limit: the packets of the same window, made beforehand, through a decoder that is kept open, with
-  what nothing refers to skipped and an early drain; frames are dropped as they come.
-- {"method": "encode"}: makes the native clip of `path` (crf 18, height, width) at `save`; answers
+- ours_fast, ours_exact, ours_yuv: StoredDecoder, with output to reused memory, like a loader's ring.
+- plain: opens the file, seeks, decodes from the key frame, and converts each requested frame to RGB with a reused
+  reformatter that has one thread (`to_ndarray("rgb24")` creates threads for each frame). The clip must have the
+  requested size.
+- seek: the same for clips of any size. Requested frames are scaled to cover the size (area) and center-cropped.
+- decode_only: the lower limit. The packets of the same window, made in advance, pass through a reused decoder, which
+  skips unreferenced frames and is drained early. Frames are discarded.
+- {"method": "encode"}: encodes `path` as a native clip (crf 18, height, width) at `save`, and answers
   {"num_frames", "num_bytes", "psnr_y"}.
-- {"method": "facts"}: {"num_frames", "height", "codec"}, or {"error"} where streamvid has no packet index of the file.
+- {"method": "facts"}: answers {"num_frames", "height", "codec"}, or {"error"} if the file's packets cannot be indexed.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ PICTURES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """A file in memory, its index, and all packets ready to be fed."""
+    """A file in memory, its packet index, and all its packets as decoder input."""
 
     data: bytes
     index: ClipIndex
 
     @cached_property
     def packets(self) -> dict[int, av.Packet[Any]]:
-        """By timestamp; an index has each but once."""
+        """Packets keyed by timestamp. Each timestamp occurs once in an index."""
         made: dict[int, av.Packet[Any]] = {}
         rows = zip(self.index.times.tolist(), self.index.offsets.tolist(), self.index.sizes.tolist(), strict=True)
         for pts, offset, size in rows:
@@ -76,7 +77,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Window:
-    """What is asked for: num_frames frames from number start, every stride-th, of height x width pixels."""
+    """Requested window: every stride-th frame from `start`, num_frames frames in total, as height x width pixels."""
 
     clip: Clip
     start: int
@@ -95,16 +96,16 @@ class Window:
 
 @lru_cache(maxsize=256)
 def load_clip(path: str) -> Clip:
-    """DecodeError where there is no packet index."""
+    """Load a clip and index its packets. Raises DecodeError if the packets cannot be indexed."""
     data = Path(path).read_bytes()
     index = index_clip(data)
     if index is None:
-        raise DecodeError("its packets cannot be indexed: streamvid decodes it by way of its container")
+        raise DecodeError("its packets cannot be indexed; streamvid decodes such files through the container")
     return Clip(data, index)
 
 
 class Ours:
-    """The methods, with the memory and the decoders that they keep."""
+    """Decoding methods of streamvid, with the decoders and the memory that they reuse."""
 
     def __init__(self) -> None:
         self._decoder = StoredDecoder()
@@ -112,7 +113,7 @@ class Ours:
         self._kept: dict[StreamInfo, Any] = {}
 
     def run(self, method: str, window: Window) -> tuple[dict[str, Any], Bytes | None]:
-        """What it cost, and the pixels."""
+        """Decode a window. Return (costs, pixels)."""
         call = self.call(method, window)
         wall, cpu = time.perf_counter(), time.process_time()
         pixels = call()
@@ -124,7 +125,7 @@ class Ours:
         return {"cpu_seconds": cpu, "wall_seconds": wall, "sum": total, "checksum": check}, pixels
 
     def call(self, method: str, window: Window) -> Callable[[], Bytes | None]:
-        """What a method does for a window, ready to be called: all that is not its cost is done."""
+        """Return a function that decodes a window. All preparation that is not part of the cost has been done."""
         if method == "decode_only":
             index = window.clip.index
             found = index.window(window.start, window.num_frames, window.stride)
@@ -151,7 +152,7 @@ class Ours:
         part = memoryview(clip.data)[found.first_byte : found.first_byte + found.num_bytes]
         for low, high, digest in found.pieces:
             if checksum(part[low:high]) != digest:
-                raise DecodeError("the bytes are not those that were indexed")
+                raise DecodeError("the bytes do not match the checksum in the packet index")
         self._decoder.decode(clip.index.info, found.packets, part, found.key_time, out, picture)
         return out
 
@@ -176,7 +177,7 @@ class Ours:
             to_come.discard(frame.pts)
         decoder.flush_buffers()
         if to_come:
-            raise DecodeError(f"{len(to_come)} frames did not come out")
+            raise DecodeError(f"{len(to_come)} frames were not decoded")
 
 
 def _frames(window: Window, times: list[int], take: Callable[[av.VideoFrame, int], None]) -> None:
@@ -192,7 +193,7 @@ def _frames(window: Window, times: list[int], take: Callable[[av.VideoFrame, int
                 take(frame, slot)
                 if not slots:
                     return
-    raise DecodeError(f"{len(slots)} of {len(times)} frames did not come out")
+    raise DecodeError(f"{len(slots)} of {len(times)} frames were not decoded")
 
 
 @cache
@@ -223,7 +224,7 @@ METHODS = (*PICTURES, "plain", "seek", "decode_only")
 
 
 def answer(ours: Ours, request: dict[str, Any]) -> dict[str, Any]:
-    """One request's answer; {"error": why} where it cannot be done."""
+    """Return the answer to one request, or {"error": reason} if it fails."""
     method = str(request["method"])
     try:
         if method == "encode":
@@ -233,7 +234,7 @@ def answer(ours: Ours, request: dict[str, Any]) -> dict[str, Any]:
             info = clip.index.info
             return {"num_frames": clip.index.num_frames, "height": info.coded_height, "codec": info.codec}
         if method not in METHODS:
-            return {"error": f"method is {method!r}, there are {METHODS}"}
+            return {"error": f"method={method!r}: must be one of {METHODS}"}
         window = Window(clip, *(int(request[name]) for name in ("start", "num_frames", "stride", "height", "width")))
         found, pixels = ours.run(method, window)
         if request.get("save") and pixels is not None:
@@ -253,7 +254,7 @@ def _encode(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until standard input ends."""
+    """Answer requests until standard input ends."""
     answers, ours = os.fdopen(os.dup(1), "w"), Ours()
     os.dup2(2, 1)  # what libraries print is no answer
     av.logging.set_level(av.logging.PANIC)

@@ -1,10 +1,10 @@
-"""Draws the pictures of README.md and docs/: the data flow, the tails, the ring and the shuffles.
+"""Draws the pictures in README.md and docs/: the data flow, the tails, the ring and the shuffles.
 
     python -m tools.draw_docs [--out docs/content/pictures] [--check]         (from the checkout's root)
 
-Positions in the pictures of the tails and the shuffles come from plans that are made here; the figures of the shuffles
-are those of `python -m tools.bench_plan`. The output depends on nothing else. --check writes nothing and ends with 1 if
-a file differs.
+The pictures of the tails and the shuffles show plans that this script makes. The figures of the shuffles are results of
+`python -m tools.bench_plan`. The output depends on nothing else. --check writes nothing, and exits with status 1 if a
+file differs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Picture:
 
 
 def data_flow() -> Picture:
-    """Draw what happens once, offline, and what happens at every step, online."""
+    """Draw what happens once offline, and what happens at every online step."""
     picture = Picture(960, 388, "Data flow: offline from videos to shards, online from shards to batches on the GPU")
     picture.text(24, 34, "Offline, once: streamvid shard", bold=True, size=15)
     offline = (
@@ -143,7 +143,7 @@ TAIL_TEXTS: dict[Tail, tuple[str, str]] = {
 
 
 def tails() -> Picture:
-    """Draw the steps that a plan makes of the last samples of a bucket, for every tail policy."""
+    """Draw, for every tail policy, the steps that a plan makes from the last samples of a bucket."""
     policies = get_args(Tail)
     picture = Picture(960, 104 + 92 * len(policies), "What each tail makes of the last samples of a bucket")
     about = f"One bucket of {TAIL_SAMPLES} samples, {TAIL_RANKS} ranks, batch size {TAIL_BATCH}: "
@@ -202,7 +202,7 @@ def _left_over(picture: Picture, left: float, top: float, count: int, *, carried
 
 
 def ring() -> Picture:
-    """Draw the shared memory of a loader: what has been read, and batches of three buckets in one arena."""
+    """Draw the shared memory of a loader: compressed clips, and batches from three buckets in one arena."""
     picture = Picture(960, 330, "Shared memory of a loader: clips that were read, and the ring of batches")
     picture.text(24, 34, "Shared memory of one rank: loader.ring_bytes", bold=True, size=15)
     picture.text(24, 66, "Clips read ahead", bold=True)
@@ -240,7 +240,7 @@ def ring() -> Picture:
 
 @dataclass(frozen=True)
 class ShuffleRow:
-    """Figures of `python -m tools.bench_plan`: 2 million samples, 20,000 shards, 60 buckets, 64 ranks, batch 4."""
+    """Results of tools/bench_plan.py for 2 million samples, 20,000 shards, 60 buckets, 64 ranks and batch size 4."""
 
     label: str
     shuffle: Shuffle
@@ -260,7 +260,7 @@ SHUFFLE_SHARDS, SHUFFLE_SAMPLES = 64, 6
 
 
 def shuffle() -> Picture:
-    """Draw where samples of a small bucket go, and what each shuffle keeps together and reads."""
+    """Draw the new places of a small bucket's samples, and what each shuffle keeps together and reads."""
     picture = Picture(960, 372, "Shuffles: where samples go, which neighbors stay together, and what a batch reads")
     picture.text(24, 34, "From stored place (left to right) to place in the epoch (top to bottom)", bold=True, size=15)
     small = f"{SHUFFLE_SHARDS} shards of {SHUFFLE_SAMPLES} samples, seed 0; each dot is a sample"
@@ -294,7 +294,7 @@ def _bar(picture: Picture, left: float, top: float, width: float, share: float, 
 
 
 def badge(left: str, right: str) -> Callable[[], Picture]:
-    """Return a drawing of two words, as a line of a README shows them."""
+    """Return a badge with two words, as READMEs show it."""
 
     def draw() -> Picture:
         widths = [round(10 + 6.6 * len(words)) for words in (left, right)]
@@ -320,8 +320,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="Folder of the pictures.")
-    parser.add_argument("--check", action="store_true", help="Write nothing; end with 1 if a file differs.")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="Output folder.")
+    parser.add_argument("--check", action="store_true", help="Write nothing, and exit with status 1 if a file differs.")
     options = parser.parse_args()
     differing = []
     for name, draw in PICTURES.items():

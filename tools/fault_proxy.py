@@ -1,29 +1,30 @@
-"""A TCP proxy in front of an HTTP server that breaks what it is told to break: for tests of what reads from S3.
+"""TCP proxy in front of an HTTP server that injects faults on request, for testing code that reads from S3.
 
-Bytes pass as they are, the Host header too, so that signatures hold. In a test, in a process of its own:
+All bytes are passed on unchanged, including the Host header, so signatures stay valid. In a test, the proxy runs in a
+separate process:
 
     with FaultProxy("http://127.0.0.1:7480", fault_rate=0.2, seed=3) as proxy:
         ...  # requests to proxy.endpoint_url
         proxy.set(dead=True)
         print(proxy.counts().faults)
 
-As a program, until Ctrl-C:
+As a program, it runs until Ctrl-C:
 
     python -m tools.fault_proxy --upstream 127.0.0.1:7480 --port 8480 --fault-rate 0.2 --latency-ms 30
 
-Faults, each at one request; which one, a hash of the seed and of the request's number says:
+Each fault affects one request. A hash of the seed and the request's number selects the fault:
 
-    status_500 slow_down too_many expired   an answer of its own: 500, 503 SlowDown, 429, 403 ExpiredToken
-    refused       the connection is reset before the server hears of the request
-    lost_answer   the server has done it, the connection is reset before the answer (not GET, HEAD)
-    reset         the connection is reset in the middle of the body, a write's on its way to the server
+    status_500 slow_down too_many expired   the proxy answers with 500, 503 SlowDown, 429 or 403 ExpiredToken
+    refused       the connection is reset before the server receives the request
+    lost_answer   the server handles the request, but the connection is reset before the answer (not GET or HEAD)
+    reset         the connection is reset in the middle of the body; for a write, of the request's body
     truncated     the connection is closed in the middle of the body (GET)
-    stalled       nothing for stall_s in the middle of the body, or before an answer without one; then the rest
-    slow          the body drips, 20 drips in slow_s; each 256 KiB of it where its length is not told (GET)
-    flipped       one bit of the body is another, not the same one twice (GET)
-    wrong_etag    the ETag header is another
+    stalled       nothing is sent for stall_s in the middle of the body, or before an answer without a body
+    slow          the body arrives in 20 pieces over slow_s, or each 256 KiB of it if its length is unknown (GET)
+    flipped       one bit of the body is inverted, a different one each time (GET)
+    wrong_etag    the ETag header is wrong
 
-With unknown_header, it is a store that lacks a feature: each request with this header is answered with 501.
+unknown_header simulates a store that lacks a feature: each request with this header is answered with 501.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass
 class Proxy:
-    """The proxy itself, inside one event loop."""
+    """Proxy server that runs in one event loop."""
 
     upstream: tuple[str, int]
     settings: Settings
@@ -137,7 +138,7 @@ class Proxy:
         self.counts.faults[fault] += 1
 
     async def _own_answer(self, client: Stream, request: Head, fault: str) -> bool:
-        """An answer in the server's place; is the connection fit for another request?"""
+        """Answer in place of the server. Return True if the connection can be used for another request."""
         waits = "expect" in request.fields  # for a word before it sends its body, and gets this answer instead
         if not waits:
             async for data, _ in pieces(client, request, CHUNK):
@@ -156,7 +157,7 @@ class Proxy:
         return not close
 
     async def _exchange(self, client: Stream, server: Stream, request: Head, fault: str | None) -> bool:
-        """One request and its answer; are both connections fit for another?"""
+        """Forward one request and its answer. Return True if both connections can be used for another request."""
         await server.send(request.raw)
         if request.has_body and fault == "reset":
             await self._break_upload(client, server, request)
@@ -220,7 +221,7 @@ class Proxy:
                 await asyncio.sleep(0)  # a pair that is always ready keeps nobody else waiting
 
     async def _broken_body(self, client: Stream, server: Stream, answer: Head, fault: str) -> None:
-        """The body with a fault in the middle of its content; where its length is not told, of its first piece."""
+        """Send the body with a fault in the middle of its content, or in its first piece if its length is unknown."""
         self._note(fault)
         length, seen = 0 if answer.chunked else answer.length or 0, 0
         paced = length or CHUNK  # comes in slow_s
@@ -237,7 +238,7 @@ class Proxy:
             await self._down_to(client, await self._break(client, bytes(data), half, fault) if hit else data)
 
     async def _break(self, client: Stream, data: bytes, at: int, fault: str) -> bytes:
-        """Do it within `data`; what of it is still to be sent."""
+        """Apply the fault within `data`. Return the bytes that remain to be sent."""
         if fault == "flipped":
             # Another bit each time: to readers, the same wrong bytes twice are what the server has.
             self._num_flips += 1
@@ -259,7 +260,7 @@ class Proxy:
 
 
 class FaultProxy:
-    """The proxy in a process of its own, which ends with this object or with the process that made it."""
+    """Fault proxy in a separate process, which ends with this object or with the process that created it."""
 
     def __init__(self, upstream: str, **settings: Any) -> None:
         self.settings = Settings(**settings)
@@ -272,7 +273,7 @@ class FaultProxy:
         self.set(**settings)
 
     def set(self, **changes: Any) -> None:
-        """Other settings from the next request on; the rest stays. Requests are numbered from 0 again."""
+        """Change settings, starting with the next request. Other settings are kept. Request numbers restart at 0."""
         self.settings = dataclasses.replace(self.settings, **changes)
         self._ask({"set": dataclasses.asdict(self.settings)})
 
@@ -280,7 +281,7 @@ class FaultProxy:
         return Counts(**self._ask({}))
 
     def reset_counts(self) -> Counts:
-        """The counts so far; they start from zero."""
+        """Return the counts so far, and reset them to zero."""
         return Counts(**self._ask({"reset_counts": True}))
 
     def close(self) -> None:
@@ -301,7 +302,7 @@ class FaultProxy:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the fault proxy has ended, exit code {self._process.wait()}")
+            raise RuntimeError(f"the fault proxy ended with exit code {self._process.wait()}")
         heard: dict[str, Any] = json.loads(line)
         return heard
 
@@ -313,13 +314,16 @@ class FaultProxy:
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
-    """Out of JSON, which knows no tuples."""
+    """Build Settings from JSON values. Lists become tuples."""
     known: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     return Settings(**known)
 
 
 async def obey(proxy: Proxy) -> None:
-    """Lines of JSON on stdin, each answered by the counts; returns when told, or at the end of stdin."""
+    """Execute commands, one JSON object per line of stdin, and answer each with the counts.
+
+    Returns at the command "end" or at the end of stdin.
+    """
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
@@ -355,15 +359,15 @@ async def serve(upstream: str, port: int, settings: Settings, control: bool) -> 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upstream", required=True, metavar="HOST:PORT")
-    parser.add_argument("--port", type=int, default=0, help="where to listen; 0: any, told on stdout")
-    parser.add_argument("--control", action="store_true", help="settings come by stdin, whose end is the proxy's")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 chooses and prints a free port")
+    parser.add_argument("--control", action="store_true", help="read settings from stdin, and stop when stdin ends")
     for option in dataclasses.fields(Settings):
         name = f"--{option.name.replace('_', '-')}"
         kind: Any = type(option.default)
         if kind is bool:
             parser.add_argument(name, action="store_true")
         elif kind is tuple:
-            parser.add_argument(name, type=lambda text: tuple(text.split(",")), help="a,b,c")
+            parser.add_argument(name, type=lambda text: tuple(text.split(",")), help="values separated by commas")
         else:
             parser.add_argument(name, type=kind, help=f"default {option.default!r}")
     given = vars(parser.parse_args(arguments))

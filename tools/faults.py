@@ -1,4 +1,4 @@
-"""Which request meets which fault: decisions that hang on a seed and a number alone; for tools.fault_proxy."""
+"""Faults that tools.fault_proxy injects. The fault for a request depends only on a seed and the request's number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAULTS = (*OWN_ANSWERS, "refused", "lost_answer", "reset", "stalled", "wrong_eta
 
 @dataclass(frozen=True)
 class Settings:
-    """What is broken and how the link is. Times in seconds unless named otherwise; 0 is off."""
+    """Faults to inject, and properties of the link. Times are in seconds unless a name says otherwise; 0 means off."""
 
     fault_rate: float = 0.0  # share of the requests that meet a fault
     first_n: int = 0  # the first n of the requests meet one, whatever the rate
@@ -38,13 +38,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         if unknown := set(self.faults) - set(FAULTS):
-            raise ValueError(f"faults: {sorted(unknown)} are none; there are {', '.join(FAULTS)}")
+            raise ValueError(f"faults: {sorted(unknown)} are not valid; there are {', '.join(FAULTS)}")
         re.compile(self.path)
 
 
 @dataclass
 class Counts:
-    """What came through since the start or the last reset_counts()."""
+    """Counts since the start or since the last call of reset_counts()."""
 
     requests: dict[str, int] = field(default_factory=Counter)  # "GET /bucket/key" ─► times, without the query
     faults: dict[str, int] = field(default_factory=Counter)  # those that took place
@@ -55,7 +55,7 @@ class Counts:
 
 
 def decide(settings: Settings, number: int, method: str) -> str | None:
-    """The fault of the request with this number: a function of its arguments and nothing else."""
+    """Return the fault for the request with this number. The result depends only on the arguments."""
     kinds = [kind for kind in settings.faults if applies(kind, method)]
     digest = hashlib.blake2b(f"{settings.seed}:{number}".encode(), digest_size=16).digest()
     share = int.from_bytes(digest[:8], "big") / 2**64

@@ -1,4 +1,4 @@
-"""Just enough HTTP/1.1 over a raw socket to tell one request and its answer from the next; for tools.fault_proxy."""
+"""Minimal HTTP/1.1 over a raw socket for tools.fault_proxy, sufficient to separate consecutive requests and answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gone(Exception):
 
 
 class Stream:
-    """One connection: reads by marks and counts, with what was read too far kept for the next."""
+    """Connection that can be read up to a mark or in pieces. Bytes read beyond the mark are kept for the next read."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -28,10 +28,10 @@ class Stream:
         self._rest = b""
 
     async def until(self, mark: bytes) -> bytes:
-        """All up to the mark, with it."""
+        """Return all bytes up to and including the mark."""
         while (end := self._rest.find(mark)) < 0:
             if len(self._rest) > 65536:
-                raise ValueError("64 KiB and no end of the head: no HTTP")
+                raise ValueError("not HTTP: the first 64 KiB contain no end of the headers")
             more = await self._loop.sock_recv(self.sock, 65536)
             if not more:
                 raise Gone
@@ -40,7 +40,7 @@ class Stream:
         return got
 
     async def some(self, most: int) -> bytes | memoryview:
-        """1 to `most` bytes, valid until the next read; empty at the end."""
+        """Return 1 to `most` bytes, or no bytes at the end of the stream. The result is valid until the next read."""
         if self._rest:
             got, self._rest = self._rest[:most], self._rest[most:]
             return got
@@ -50,7 +50,7 @@ class Stream:
         await self._loop.sock_sendall(self.sock, data)
 
     def is_over(self) -> bool:
-        """Has the other side closed a connection on which nothing is awaited?"""
+        """Return True if the other side has closed an idle connection."""
         try:
             return self.sock.recv(1, socket.MSG_PEEK) == b""
         except BlockingIOError:
@@ -66,14 +66,14 @@ class Stream:
 
 
 class Head:
-    """The first line and the headers of a request or an answer, and how its body ends."""
+    """First line and headers of a request or an answer, with the way in which its body ends."""
 
     def __init__(self, raw: bytes, *, to: str = "") -> None:
         self.raw = raw
         lines = raw.decode("latin-1").split("\r\n")
         self.first = lines[0].split(" ")
         if len(self.first) < 2:
-            raise ValueError(f"no HTTP: {lines[0]!r}")
+            raise ValueError(f"not HTTP: {lines[0]!r}")
         self.fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
         self.chunked = self.fields.get("transfer-encoding", "").lower().endswith("chunked")
         self.length: int | None = int(self.fields.get("content-length", -1))
@@ -88,7 +88,7 @@ class Head:
 
 
 async def pieces(stream: Stream, head: Head, most: int) -> AsyncIterator[tuple[bytes | memoryview, bool]]:
-    """A body as it comes: (bytes, are they content or only what frames it)."""
+    """Yield a body piece by piece: (bytes, True for content or False for chunk framing)."""
     if not head.chunked:
         left = head.length
         while left is None or left > 0:
@@ -119,7 +119,7 @@ async def pieces(stream: Stream, head: Head, most: int) -> AsyncIterator[tuple[b
 
 
 class Link:
-    """A link of so many bytes a second that all connections share; it makes up for a sleep that was too long."""
+    """Link with limited bandwidth that all connections share. It makes up for sleeps that were too long."""
 
     def __init__(self) -> None:
         self._free_at = 0.0

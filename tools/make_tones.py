@@ -1,10 +1,11 @@
-"""Makes clips whose audio says how they move: a disc goes up and down, and the pitch of a tone follows its height.
+"""Makes clips whose audio tells how the picture moves: the pitch of a tone follows the height of a disc.
 
     python -m tools.make_tones DEST [--clips 120] [--seed 0]
 
 DEST receives NNN.mp4 (H.264 and AAC) and NNN.mkv (H.264 and Opus), in turn, and metadata.csv (path, caption). Each clip
-is 64x64 pixels, 12 frames per second and 2 seconds long. Its path is random and smooth; neither the caption, which has
-the color of the disc, nor its first frame tells how it continues. Three octaves of pitch are the height of the picture.
+has 64x64 pixels, 12 frames per second and a duration of 2 seconds. The disc follows a random smooth path. Neither the
+first frame nor the caption, which names the color of the disc, shows how the path continues. The height of the picture
+corresponds to three octaves of pitch.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ Floats = NDArray[np.float64]
 
 
 def heights(times: Floats, draw: np.random.Generator) -> Floats:
-    """Return a random smooth path as heights from 0 (bottom) to 1 (top) at these times in seconds."""
+    """Return a random smooth path as heights from 0 (bottom) to 1 (top) at the given times in seconds."""
     waves = [np.sin(2 * np.pi * (draw.uniform(0.3, 1.2) * times + draw.uniform())) for _ in range(2)]
     return 0.5 + 0.25 * (waves[0] + waves[1])
 
 
 def picture(height: float, color: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return RGB pixels (SIZE, SIZE, 3) with the disc at a height from 0 to 1."""
+    """Return RGB pixels with shape (SIZE, SIZE, 3) that show the disc at a height from 0 to 1."""
     grid = (np.arange(SIZE * _SUBSAMPLES) + 0.5) / _SUBSAMPLES
     y = RADIUS + (1 - height) * (SIZE - 2 * RADIUS)
     inside = (grid[None, :] - SIZE / 2) ** 2 + (grid[:, None] - y) ** 2 < RADIUS**2
@@ -48,13 +49,13 @@ def picture(height: float, color: tuple[int, int, int]) -> NDArray[np.uint8]:
 
 
 def tone(path: Floats) -> NDArray[np.float32]:
-    """Return a mono tone (1, samples) whose pitch follows a path with one height per sample."""
+    """Return a mono tone with shape (1, samples), whose pitch follows a path with one height per sample."""
     hertz = LOWEST_HZ * 2 ** (OCTAVES * path)
     return (LOUDNESS * np.sin(2 * np.pi * np.cumsum(hertz) / RATE)).astype(np.float32)[None]
 
 
 def write_clip(target: Path, color: tuple[int, int, int], draw: np.random.Generator) -> None:
-    """Encode a clip. The suffix decides the codec of its audio."""
+    """Encode one clip. The suffix determines its audio codec."""
     times = np.arange(RATE * SECONDS) / RATE
     path = heights(times, draw)
     # Each picture shows the middle of its time.
@@ -101,9 +102,9 @@ def make_tones(dest: Path, num_clips: int = 120, seed: int = 0) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("dest", metavar="DEST", type=Path, help="folder of the clips")
+    parser.add_argument("dest", metavar="DEST", type=Path, help="output folder for the clips")
     parser.add_argument("--clips", type=int, default=120, help="number of clips (default: 120)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of paths and colors (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed for the paths and colors (default: 0)")
     options = parser.parse_args()
     make_tones(options.dest, options.clips, options.seed)
     return 0

@@ -1,9 +1,9 @@
-"""Batch sizes for your model and GPU: the most samples of each bucket that a step takes in about one time.
+"""Find batch sizes for a model and GPU, such that a step takes about the same time for every bucket.
 
     python -m tools.search_batch_sizes --factory my.module:make_step DATASET
         [--base BUCKET] [--max-batch-size N] [--warmup 5] [--steps 5] [--tolerance 0.0] [--layout BCTHW] [--json]
 
-make_step() gives step(shape), which runs one training step on a batch of that shape, e.g.
+make_step() returns step(shape), which runs one training step on a batch of this shape, for example:
 
     def make_step():
         model, optimizer = ...
@@ -13,10 +13,10 @@ make_step() gives step(shape), which runs one training step on a batch of that s
             optimizer.step(); optimizer.zero_grad()
         return step
 
-The base bucket (the largest, unless named) gets the most samples that memory holds; the others the most whose step
-takes no longer. Standard error shows each batch as it is tried; standard output is YAML that a configuration's
-`batch_size:` takes, or with --json all that was measured. Ends with 1 where some bucket does not run with one sample,
-with 2 for what cannot be asked for.
+The base bucket (by default the largest) gets as many samples as fit in memory. Every other bucket gets as many samples
+as possible without a longer step. Standard error shows each batch that is tried. Standard output is YAML for
+`batch_size:` in a configuration or, with --json, all measurements. The exit status is 1 if a bucket does not run with
+one sample, and 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from streamvid.errors import ConfigError, StreamvidError
 
 
 def load_step(name: str) -> Step:
-    """The step that `module:function` makes. ConfigError where there is no such function, or it makes none."""
+    """Return the step function that `module:function` makes.
+
+    Raises ConfigError if the function does not exist or does not return a callable.
+    """
     module_name, _, function_name = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -45,12 +48,12 @@ def load_step(name: str) -> Step:
         raise ConfigError(f"--factory {name!r}: {error}; write it as my.module:make_step") from error
     step: Any = factory()
     if not callable(step):
-        raise ConfigError(f"--factory {name!r} gave {step!r}; it must return step(shape), a function")
+        raise ConfigError(f"--factory {name!r} returned {step!r}; it must return a function step(shape)")
     return step  # type: ignore[no-any-return]
 
 
 def yaml_of(found: BatchSizeSearch) -> str:
-    """What a configuration's `batch_size:` takes."""
+    """Format the batch sizes as the `batch_size:` section of a configuration."""
     return "\n".join(["batch_size:", *(f"  {name}: {size}" for name, size in found.sizes.items())])
 
 

@@ -1,8 +1,9 @@
-"""How good a shuffle is, and what it costs in reads, measured on the steps that a plan makes.
+"""Quality of a shuffle, and its cost in reads, measured on the steps that a plan makes.
 
-Places are counted within a bucket, since a batch is of one bucket: a sample's stored place is its number in the order
-of the manifest, its new place the number of its slot in epoch 0. A full permutation of n samples moves them by
-(n - 1 / n) / 3 places on average, and leaves (2 * n - k - 1) * k / (n * (n - 1)) of the stored neighbors within k.
+Places are counted within a bucket, because all samples of a batch are from one bucket. A sample's stored place is its
+number in the order of the manifest. Its new place is the number of its slot in epoch 0. A full permutation of n samples
+moves them by (n - 1 / n) / 3 places on average. The share of stored neighbors that it leaves at most k places apart is
+(2 * n - k - 1) * k / (n * (n - 1)).
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ _MAX_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class ShuffleQuality:
-    """What `shuffle_quality` finds; means over the samples of all buckets.
+    """Result of `shuffle_quality`. All values except num_samples are means over the samples of all buckets.
 
-    num_samples: how many were looked at. move: how far a sample's new place is from its stored one, 1.0 being the mean
-    of a full permutation and 0 the stored order. neighbors_kept: share of samples whose stored successor comes within
-    one step's samples of them; neighbors_by_chance: the same for a full permutation.
-    shards_per_batch: shards that a batch of a rank touches. reads_per_batch: its reads, samples that are neighbors in
-    a shard being one. shards_per_window: shards that a rank touches in 64 steps, over all buckets.
+    num_samples: number of samples that were measured.
+    move: mean distance between a sample's new place and its stored place, relative to the mean distance in a full
+        permutation; 0 for the stored order.
+    neighbors_kept: share of samples whose stored successor is at most one step's samples away.
+    neighbors_by_chance: the same share for a full permutation.
+    shards_per_batch: number of shards that one rank's batch touches.
+    reads_per_batch: number of reads for one rank's batch. Samples that are neighbors in a shard are read together.
+    shards_per_window: number of shards that a rank touches in 64 steps, over all buckets.
     """
 
     num_samples: int
@@ -53,14 +57,15 @@ def shuffle_quality(
     num_ranks: int = 1,
     max_samples: int = 1 << 20,
 ) -> ShuffleQuality:
-    """Quality of the shuffle of epoch 0; arguments as of `EpochPlan`.
+    """Measure the quality of the shuffle in epoch 0. The other arguments are those of `EpochPlan`.
 
-    Looks at all samples, or where they are more than `max_samples`, at slices of steps, evenly spread, with about so
-    many (12 steps a bucket at least). Leaves out the tail, and buckets that fill no step.
-    ConfigError as of `EpochPlan`, and for a max_samples under 1; PlanError if no bucket fills a step.
+    max_samples: approximate number of samples to measure. If there are more, only evenly spread slices of steps are
+        measured, at least 12 steps per bucket. The tail is never measured, nor are buckets that do not fill a step.
+
+    Raises ConfigError for invalid arguments, and PlanError if no bucket fills a step.
     """
     if isinstance(max_samples, bool) or not isinstance(max_samples, int) or max_samples < 1:
-        raise ConfigError(f"max_samples={max_samples!r}: allowed are integers of at least 1")
+        raise ConfigError(f"max_samples={max_samples!r}: must be an integer of at least 1")
     # The samples of a bucket come in an order that none of these changes; with these a slot's number is its position.
     options = replace(options or PlanOptions(), tail="drop", sync="bucket", order="mixed", accumulate=1)
     plan = EpochPlan(num_samples, batch_sizes, options, num_ranks)
@@ -81,7 +86,10 @@ def shuffle_quality(
 
 
 def _look_at(plan: EpochPlan, shard_sizes: Int64Array, total: int, share: float) -> tuple[int, tuple[float, ...]]:
-    """(samples seen, the figures from `move` to `reads_per_batch`) of a plan of one bucket with `total` samples."""
+    """Measure a plan of one bucket with `total` samples. Return (number of samples, figures).
+
+    The figures are `move` to `reads_per_batch` in the order of ShuffleQuality.
+    """
     starts = np.cumsum(shard_sizes) - shard_sizes
     seen = moved = candidates = kept = batches = shards = reads = 0
     for first, steps in _slices(plan, share):
@@ -111,7 +119,7 @@ def _look_at(plan: EpochPlan, shard_sizes: Int64Array, total: int, share: float)
 
 
 def _slices(plan: EpochPlan, share: float) -> Iterator[tuple[int, list[Step]]]:
-    """(first step, consecutive steps): all steps, or slices that hold about `share` of them."""
+    """Yield (first step, consecutive steps) for all steps, or for slices that contain about `share` of them."""
     num_steps = plan.num_steps
     count = max(_MIN_SLICES, round(share * num_steps / _SLICE_STEPS))
     if share == 1.0 or count * _SLICE_STEPS >= num_steps:
@@ -123,7 +131,7 @@ def _slices(plan: EpochPlan, share: float) -> Iterator[tuple[int, list[Step]]]:
 
 
 def _distances_to_successors(ordinals: Int64Array) -> Int64Array:
-    """How far from each sample its stored successor comes in the array; more than any reach if it is not in it."""
+    """Return the distance from each sample to its stored successor. If there is none, it is a very large number."""
     order = np.argsort(ordinals, kind="stable")
     follows = np.flatnonzero(np.diff(ordinals[order]) == 1)
     distances = np.full(len(ordinals), np.iinfo(np.int64).max)
@@ -132,7 +140,7 @@ def _distances_to_successors(ordinals: Int64Array) -> Int64Array:
 
 
 def _by_chance(total: int, reach: int) -> float:
-    """Share of pairs of places that are within `reach` of each other."""
+    """Return the share of all pairs of places that are at most `reach` apart."""
     return reach * (2 * total - reach - 1) / max(1, total * (total - 1))
 
 
@@ -141,7 +149,7 @@ def _some_ranks(num_ranks: int) -> list[int]:
 
 
 def _reads(batch: Step) -> tuple[int, int]:
-    """(shards, reads) of a batch."""
+    """Return (number of shards, number of reads) for a batch."""
     order = np.lexsort((batch.indices, batch.shards))
     is_new_shard = np.diff(batch.shards[order]) != 0
     is_new_read = is_new_shard | (np.diff(batch.indices[order]) > 1)

@@ -1,4 +1,4 @@
-"""Index and manifest of synthetic datasets, for tests and benchmarks. What it does not write does not have to exist."""
+"""Index and manifest of synthetic datasets, for tests and benchmarks. Files that are not written need not exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamvid.storage import Store
 
 
 def put_file(store: Store, stem: str, number: int, data: bytes) -> FileInfo:
-    """Write a file of the index under the name that its content gives it."""
+    """Write an index file under a name that its content determines."""
     file = named_by_content(stem, number, data)
     store.put(file.path, data)
     return file
@@ -30,9 +30,9 @@ def put_index(
     records: Sequence[FileInfo] = (),
     build: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write the shard table, the rejections and the files for other readers; return the manifest, which is not written.
+    """Write the shard table, the rejections and the files for other readers. Return the manifest without writing it.
 
-    samples, packets, records: files that the caller has written, or that nobody reads.
+    samples, packets, records: files that the caller has written, or that are never read.
     """
     others = energon_files(shards)
     for path, data in others.items():

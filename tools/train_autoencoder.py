@@ -1,15 +1,15 @@
-"""Trains the autoencoder that ships in streamvid/recipes, on the demo corpus, on two cores, in ten minutes or so.
+"""Trains the autoencoder that ships in streamvid/recipes on the demo corpus, in about ten minutes on two cores.
 
     python -m tools.train_autoencoder [--dataset DS] [--out FILE] [--steps N] [--work DIR]
 
-Without --dataset it builds the corpus (tools/make_corpus.py), shards it natively at 128 pixels in windows of a second,
-a quarter of the videos held out, and streams crops of that through VideoLoader. At the end it measures the mean and
-deviation of each latent channel, writes the weights in half precision with config and figures in the metadata, and
-prints the PSNR of the held-out videos as the file gives them back.
+Without --dataset, the script builds the corpus (tools/make_corpus.py), shards it natively at 128 pixels in windows of
+one second with a quarter of the videos held out, and streams crops through VideoLoader. After training, it measures the
+mean and deviation of each latent channel, writes the weights in half precision with the configuration and results as
+metadata, and prints the PSNR of the held-out videos as decoded with the written file.
 
-What comes out is home-made: three scenes are all that it has ever seen. Held out are other videos of these scenes: 26.0
-dB after 3000 steps, 22.9 after 800, where each clip's mean colour has 12.6. Where cores are shared with other work,
-OMP_NUM_THREADS=1 is many times faster: threads of a convolution wait for each other.
+The result is limited, because the model has seen only three scenes. The held-out videos show these scenes as well: 26.0
+dB after 3000 steps and 22.9 dB after 800, compared with 12.6 dB for each clip's mean color. If other programs use the
+same cores, OMP_NUM_THREADS=1 is many times faster, because the threads of a convolution wait for each other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ FRAMES = (1, 5, 9, 17)
 
 
 def make_dataset(work: Path) -> Path:
-    """The demo corpus as native clips of a second, a quarter of its videos in split "val"; kept where it is there."""
+    """Shard the demo corpus into one-second native clips, a quarter of the videos in split "val".
+
+    An existing dataset is kept.
+    """
     from streamvid.buckets.config import BucketConfig
     from streamvid.sharder.options import ClipOptions, ShardOptions
     from streamvid.sharder.sharder import shard
@@ -68,7 +71,10 @@ def make_dataset(work: Path) -> Path:
 
 
 def crops(batch: Batch, generator: torch.Generator) -> Tensor:
-    """A random part (B, 3, T, 64, 64) in -1..1 of a batch's clips: mirrored, run backwards, colours exchanged."""
+    """Return random crops of a batch's clips with shape (B, 3, T, 64, 64) and values from -1 to 1.
+
+    The crops are randomly mirrored, reversed in time and changed in color.
+    """
     video = batch.normalized(torch.float32)
 
     def draw(count: int) -> int:
@@ -83,7 +89,7 @@ def crops(batch: Batch, generator: torch.Generator) -> Tensor:
 
 
 def train(dataset: Path, config: AutoencoderConfig, num_steps: int, seed: int, lr: float) -> Autoencoder:
-    """An autoencoder after `num_steps` of Adam on squared and absolute error, the rate falling as a cosine."""
+    """Train an autoencoder for `num_steps` on squared and absolute errors, with a cosine learning rate schedule."""
     torch.manual_seed(seed)
     generator, model = torch.Generator().manual_seed(seed), Autoencoder(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
@@ -108,13 +114,13 @@ def train(dataset: Path, config: AutoencoderConfig, num_steps: int, seed: int, l
 
 
 def rate_left(progress: float) -> float:
-    """The share of the learning rate at `progress` 0..1: a cosine from 1 down to a hundredth."""
+    """Return the share of the learning rate at `progress` from 0 to 1. It follows a cosine from 1 down to 0.01."""
     return 0.01 + 0.99 * (1 + math.cos(math.pi * progress)) / 2
 
 
 @torch.no_grad()
 def measure_latents(model: Autoencoder, dataset: Path) -> None:
-    """Set the mean and deviation of each latent channel to those of some clips of the training split."""
+    """Set the mean and deviation of each latent channel to the values measured on clips from the training split."""
     sums: list[Tensor] = []
     for video in itertools.islice(whole_clips(dataset, "train"), 40):
         latents = model.encode(video).double().transpose(0, 1).flatten(1)
@@ -129,7 +135,10 @@ def measure_latents(model: Autoencoder, dataset: Path) -> None:
 
 @torch.no_grad()
 def held_out_psnr(model: Autoencoder, dataset: Path) -> tuple[float, float]:
-    """(mean PSNR of the clips of split "val" in dB, that of a codec which gives each clip's mean colour)."""
+    """Return (PSNR, baseline) as means over the clips of split "val", in dB.
+
+    baseline: PSNR of a codec that replaces each clip with its mean color.
+    """
     found, plain = [], []
     for video in whole_clips(dataset, "val"):
         decoded = model.decode(model.encode(video), (video.shape[2], video.shape[3], video.shape[4])).clamp(-1, 1)
@@ -140,7 +149,7 @@ def held_out_psnr(model: Autoencoder, dataset: Path) -> tuple[float, float]:
 
 
 def whole_clips(dataset: Path, split: str) -> Iterator[Tensor]:
-    """Every clip of a split once, in a shuffled order, (1, 3, T, H, W) in -1..1."""
+    """Yield every clip of a split once, in shuffled order, with shape (1, 3, T, H, W) and values from -1 to 1."""
     with VideoLoader(dataset, batch_size=1, split=split, num_workers=1, view={"temporal": "middle"}) as loader:
         for batch in loader:
             yield batch.normalized(torch.float32)
@@ -148,8 +157,10 @@ def whole_clips(dataset: Path, split: str) -> Iterator[Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--dataset", type=Path, help="sealed, with a split 'val'; made of the demo corpus unless given")
-    parser.add_argument("--work", type=Path, help="where that is made and kept; a temporary folder unless given")
+    parser.add_argument(
+        "--dataset", type=Path, help="sealed dataset with split 'val'; default: made from the demo corpus"
+    )
+    parser.add_argument("--work", type=Path, help="folder in which to make and keep this dataset; temporary by default")
     parser.add_argument("--out", type=Path, default=SHIPPED)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)

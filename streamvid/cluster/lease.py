@@ -32,8 +32,8 @@ _MAX_NOTE_BYTES = 4096
 #: number instead, which only one process can create.
 _FILE = re.compile(r"(.+)-(\d{6,60})\.json")
 _own: Counter[tuple[str, str]] = Counter()
-"""Place → number of threads in this process that hold the lease there or are trying to create it. A lease that this
-process could not remove is not counted.
+"""Maps each place to the number of threads in this process that hold the lease there or are trying to create it.
+A lease that this process could not remove is not counted.
 """
 _own_lock = threading.Lock()
 
@@ -65,7 +65,7 @@ class LeaseNote:
 
     @property
     def is_alive(self) -> bool:
-        """True if the holder seems to be alive, according to the clocks of both machines.
+        """True if the holder seems to be alive, according to the clocks of its machine and this one.
 
         The result may be wrong if the clocks differ. To exclude other processes, use `acquire`.
         """
@@ -293,7 +293,7 @@ class _Watch:
 
 
 def find_leases(store: Store, folder: str) -> list[FoundLease]:
-    """Return the latest lease for each name. A damaged lease has an unknown holder.
+    """Return the latest lease for each name. If a lease is damaged, its holder is unknown.
 
     Files that are not leases are ignored.
     """

@@ -1,7 +1,7 @@
 """Ray engine: runs tasks on a Ray cluster.
 
 Ray schedules each task on a machine with enough CPUs and GPUs, and starts it again if its machine is lost. Within a
-task, worker processes isolate hostile files, as on one machine.
+task, worker processes isolate hostile files, as they do on a single machine.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def run_on_ray(
     is_done: function that returns True for the result of a task that found that all work was done.
     report: function that is called every few seconds.
 
-    Raises ConfigError if Ray is not installed or the cluster is unsuitable, and the error of the first task that
-    fails. If tasks were lost, up to two more rounds repeat their work. A task that was lost too often has no result.
+    If tasks were lost, up to two more rounds repeat their work. A task that was lost too often has no result.
+
+    Raises ConfigError if Ray is not installed or the cluster is unsuitable. If a task fails, raises its error.
     """
     # Ray prints what happens to workers; standard output belongs to the caller, such as `--json`.
     with contextlib.redirect_stdout(sys.stderr), _connected(options.ray_address) as ray:
@@ -81,7 +82,7 @@ def run_on_ray(
 
 
 def _run_all(ray: Any, pending: list[Any], report: Callable[[], None]) -> list[Any]:
-    """Wait for tasks. Return the results of the tasks that were not lost."""
+    """Wait for all pending tasks, and return the results of the tasks that were not lost."""
     found: list[Any] = []
     try:
         while pending:

@@ -65,7 +65,7 @@ class SlurmJobs:
 
     @property
     def options(self) -> list[str]:
-        """Options for sbatch that all jobs share."""
+        """Options for sbatch that are the same for all jobs."""
         gpus = ["--gpus-per-task=1"] if self.uses_gpu else []
         return [
             *("--parsable", "--ntasks=1", f"--cpus-per-task={self.num_cpus}", *gpus),

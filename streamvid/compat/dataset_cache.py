@@ -5,7 +5,7 @@
     CACHE/KEY.lock     held by the building process; contains its progress, for waiting processes
 
 KEY depends on the options and the input: the rows of the metadata, and the name, size and modification time of each
-file (for an object, its version). A changed clip or caption, or a new modification time, results in another dataset.
+file (for an object, its version). A changed clip or caption, or a new modification time, leads to a new dataset.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class DiffsynthFlag:
 
     option: option of TrainConfig that the flag sets; "" if the flag describes data.
     help, kind: help text and type of the flag, taken from the option by default. A flag of type bool is a switch.
-    theirs: default value in DiffSynth-Studio, if it differs from ours. It applies only without --config.
+    theirs: default value in DiffSynth-Studio, if streamvid's default differs. It applies only without --config.
     """
 
     name: str
@@ -139,7 +139,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag(
             "model_id_with_origin_paths",
             "model.weights.id_with_origin_paths",
-            "Additional weight files below model.weights.root, as 'ID:GLOB,ID:GLOB'.",
+            "Additional weight files in model.weights.root, as 'ID:GLOB,ID:GLOB'.",
         ),
         DiffsynthFlag("fp8_models", "model.fp8", parse=_fp8),
         DiffsynthFlag(
@@ -175,7 +175,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag(
             "preset_lora_path",
             "model.lora.preset_path",
-            "Adapter file to fuse into --preset_lora_model before training.",
+            "Adapter file to fuse into the module named by --preset_lora_model before training.",
         ),
         DiffsynthFlag("preset_lora_model", "model.lora.preset_model"),
     ),
@@ -213,14 +213,14 @@ _OF_SCRIPTS: Mapping[str, str] = {
     "offload_models": "is not available; store frozen models in FP8 with --fp8_models, or encode once with "
     "--task sft:data_process, so that training needs no encoder",
 }
-"""Flags of individual DiffSynth-Studio scripts → what to use instead."""
+"""Maps each flag that only some DiffSynth-Studio scripts have to the rest of its error message."""
 _THEIR_OPTIMIZER: Mapping[str, object] = {"optimizer.betas": [0.9, 0.999], "optimizer.grad_clip": None}
 _RECIPE_FLAGS: Mapping[str, str] = {
     "model.args.model": "--model FOLDER",
     "data.dataset": "--dataset URL",
     "output": "--output FOLDER",
 }
-"""Recipe options that have no default → their flags."""
+"""Maps each recipe option that has no default to its flag."""
 _ABOUT_TRAINING = ("model.lora.", "model.activation_checkpointing.", "model.trainable", "num_epochs")
 
 
@@ -249,8 +249,8 @@ class TrainRequest:
     overrides: arguments of --set.
     settings: options set by streamvid's own flags.
     given: values of DiffSynth-Studio's flags.
-    defaults: function that returns default values by dotted name, given the options of --set as text. All other
-        settings override these values.
+    defaults: function that takes the --set options as text and returns default values, both keyed by dotted name.
+        All other settings override these values.
     """
 
     file: Path | None
@@ -320,10 +320,9 @@ class TrainRequest:
 def flag_options(
     given: Given, named: Collection[str], *, has_config: bool, task: str | None = None
 ) -> dict[str, object]:
-    """Map the dotted name of each TrainConfig option that a flag sets to its value.
+    """Return the TrainConfig options that the flags set, as a mapping from dotted names to values.
 
     Options that `data_options` sets are omitted.
-
 
     named: options that are in the file or in --set.
     has_config: True if a file is given; without a file, DiffSynth-Studio's defaults apply.

@@ -104,7 +104,7 @@ class DataFlags:
 
 
 def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOptions) -> ShardOptions:
-    """Return options that shard files unchanged, with the sizes and frame counts that DiffSynth-Studio chooses."""
+    """Return options for sharding whole files, with the sizes and frame counts that DiffSynth-Studio would choose."""
     from streamvid.buckets.config import BucketConfig, SizeRule
     from streamvid.buckets.frames import FrameRule
     from streamvid.sharder.media_columns import file_keys
@@ -131,7 +131,9 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
 
 
 def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[str, object]:
-    """Map the dotted name of each TrainConfig option that selects the data to its value. Shard the data if necessary.
+    """Return the TrainConfig options that select the data, as a mapping from dotted names to values.
+
+    If the data is not sharded yet, shard it first.
 
     config: configuration of the run without these options.
 
@@ -214,7 +216,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
 
 def kind_of(url: str, storage: StorageOptions) -> str | None:
-    """Return "dataset" or "features", depending on the manifest at a URL, or None if there is neither manifest."""
+    """Return "dataset" or "features", depending on the manifest at a URL, or None if no such manifest exists."""
     from streamvid.dataset import manifest, sealed_json
     from streamvid.dataset.features import sidecar
 

@@ -1,7 +1,7 @@
 """History of a run, read from its ledger: which deliveries count after interruptions and resumes.
 
     session    ranks that were started together: a folder with one log per rank, and the plan and position at which it
-               began. A loader that continues in another version of a dataset begins another session
+               began. A loader that continues with another version of a dataset begins a new session
     attempt    consecutive sessions with the same plan and position. They deliver the same batches
     history    per attempt and rank, the deliveries before the position at which a later attempt began
 
@@ -49,7 +49,7 @@ class Attempt:
 
     plan: values that determine the plan, as JSON; see LedgerWriter.begin.
     cursor: position at which the sessions began.
-    logs: rank → the rank's logs, in the order of the sessions.
+    logs: maps each rank to its logs, in the order of the sessions.
     until: position at which a later attempt begins to replace this attempt's deliveries; END for the last attempt.
     """
 
@@ -91,7 +91,10 @@ class Attempt:
         return found
 
     def batches(self, rank: int) -> Iterator[tuple[RankLog, LoggedBatch, bool]]:
-        """Yield (log, batch, True if the batch was not replaced later) for every batch in a rank's logs."""
+        """Yield (log, batch, counts) for every batch in a rank's logs.
+
+        counts: True if the batch was not replaced later.
+        """
         stretches = {(one.log.session, one.loop.number): one for one in self.stretches(rank)}
         for log in self.logs.get(rank, ()):
             for loop, batches in log.by_loop():
@@ -152,7 +155,7 @@ def _attempts(folder: Path, numbers: list[int]) -> list[Attempt]:
 
 
 def _with_ends(attempts: list[Attempt]) -> tuple[Attempt, ...]:
-    """Return the attempts. In each, set `until` to the position at which a later attempt begins to replace it."""
+    """Return the attempts, with `until` set to the position at which a later attempt begins to replace each of them."""
     found: list[Attempt] = []
     until = END
     for one in reversed(attempts):

@@ -21,7 +21,7 @@ class LoggedLoop:
     """One loop over a loader, as logged by one rank.
 
     number: index of the loop in the log.
-    ends: epoch → step after the loop's last batch in this epoch.
+    ends: maps each epoch to the step after the loop's last batch in that epoch.
     until: position at which a later loop of the same loader begins to replace this loop's deliveries.
     """
 

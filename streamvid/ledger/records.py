@@ -16,7 +16,7 @@ _MAX_SAMPLES = 1 << 20  # of one block
 class Position(NamedTuple):
     """Position of a batch in a run.
 
-    step: index in the epoch, including steps before a resume.
+    step: index of the step in the epoch, counting steps before a resume.
     """
 
     epoch: int
@@ -93,8 +93,9 @@ def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
 def block_record(number: int, batches: Sequence[LoggedBatch]) -> dict[str, Any]:
     """Return consecutive batches as JSON columns, which compress well.
 
-    number: see `start_record`.
     If all values in a column other than the keys are equal, the record stores one value in place of the column.
+
+    number: number of earlier records in the rank's log.
     """
     samples = [sample for batch in batches for sample in batch.samples]
     columns = list(zip(*samples, strict=True)) or [()] * len(LoggedSample._fields)

@@ -41,8 +41,10 @@ class LedgerWriter:
     def begin(self, plan: Mapping[str, Any], cursor: Mapping[str, Any], is_again: bool) -> None:
         """Log the start of a loop. See LoopStart for the arguments.
 
-        plan: JSON values that determine the plan; equal on all ranks. The first loop, and the first loop after the plan
-            changes (for example, because a dataset has a new version), open or join a session.
+        plan: JSON values that determine the plan and are equal on all ranks.
+
+        The first loop, and the first loop after the plan changes (for example, because a dataset has a new version),
+        open or join a session.
         """
         described = json.dumps(dict(plan), sort_keys=True).encode()
         if self._log >= 0 and described != self._plan:
@@ -101,7 +103,7 @@ class LedgerWriter:
     def _enter(self, session: bytes) -> Path:
         """Create this rank's log in the newest session or, if necessary, in a new session.
 
-        A new session is necessary if the newest session has another plan or start, or already a log for this rank.
+        A new session is necessary if the newest one has a different plan or start, or already has a log for this rank.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         while True:

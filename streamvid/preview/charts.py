@@ -44,9 +44,9 @@ def bars(histogram: Histogram) -> tuple[Box, ...]:
 
 
 def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
-    """Return one box per bucket, in percent of the chart.
+    """Return one box per bucket. Positions and sizes are percentages of the chart's size.
 
-    The width of a box is the bucket's share of the samples, and the area of a box is the bucket's share of the pixels.
+    The width of a box is the bucket's share of the samples. Its area is proportional to the bucket's number of pixels.
     """
     of_bucket: dict[str, list[BucketContents]] = {}
     for one in buckets:

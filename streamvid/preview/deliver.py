@@ -1,7 +1,7 @@
 """Frames of single samples, decoded by the loader's own pipeline.
 
-A pipeline delivers whatever requests it receives. Here, a request names one stored sample and one visit instead of a
-step of a plan. Frames, crop, caption and pixels are therefore the same as in a training run with the same seed
+In training, a plan decides which samples a pipeline delivers. Here, each request names one stored sample and one
+visit. Frames, crop, caption and pixels are therefore the same as in a training run with the same seed
 (SAMPLE-1).
 """
 
@@ -118,7 +118,7 @@ class Deliverer:
     def poster(self, place: SamplePlace, settings: ViewSettings) -> Frames:
         """Return one frame from the middle of the clip, as the loader crops it, with shape (1, height, width, 3).
 
-        A bucket with a single frame is used, so that a whole window need not be decoded.
+        The pipeline uses a single-frame bucket for this, to avoid decoding a whole window.
         """
         bucket = replace(self._bucket(place), num_frames=1)
         middle = replace(settings, view=ViewOptions("middle"))
@@ -186,15 +186,15 @@ class _OpenPipeline:
             substituted = pending.substituted.get(0)
             if substituted is not None:
                 raise SampleError(
-                    f"sample {substituted.key} in {substituted.shard} is bad: {substituted.reason}. A loader delivers "
-                    f"{substituted.substitute_key} in its place"
+                    f"sample {substituted.key} in {substituted.shard} is bad: {substituted.reason}. The loader "
+                    f"delivers {substituted.substitute_key} in its place"
                 )
             return _delivered(pending)
         finally:
             pending.block.release()
 
     def _with(self, settings: ViewSettings) -> MixPart:
-        """Return the split's part with its settings replaced by `settings`.
+        """Return a copy of the split's part that has these settings.
 
         The pipeline caches columns by part number, so parts that need different columns have different numbers.
         """
@@ -209,9 +209,9 @@ class _OpenPipeline:
 
 
 def _request(part: MixPart, place: SamplePlace, visit: int) -> SampleRequest:
-    """Return the request for a sample.
+    """Return the request for one visit to a sample.
 
-    Without a filter, a part contains all shards of its split, in the table's order.
+    part: part without a filter, which therefore contains all shards of its split, in the order of the shard table.
     """
     shards = part.subset.shards[place.shard.bucket_id]
     rows = getattr(shards, "rows", None)

@@ -1,4 +1,4 @@
-"""Files of single samples: the stored clip, the frames that the model gets, the caption, and the metadata as JSON."""
+"""Extraction of samples to files: the stored clip, the frames that the model gets, the caption and the metadata."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class ExtractedSample:
-    """Files of one sample.
+    """Files extracted for one sample.
 
     folder: path of the sample's folder, relative to the output folder.
     files: paths of the files, relative to `folder`.
@@ -36,7 +36,7 @@ class ExtractedSample:
 
 @dataclass(frozen=True, slots=True)
 class ExtractReport:
-    """Samples that were written."""
+    """Result of `extract`: the output folder, and the samples that were written to it."""
 
     output: Path
     samples: tuple[ExtractedSample, ...]

@@ -1,4 +1,4 @@
-"""Options of the preview server and of the report."""
+"""Options for the preview server and for the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamvid.config import check_options, option
 
 @dataclass(frozen=True, slots=True)
 class PreviewOptions:
-    """Options of the preview server: its address, and the contents that it shows in addition to datasets."""
+    """Options for the preview server: its address, and the contents that it shows in addition to datasets."""
 
     host: str = option(
         "127.0.0.1",
@@ -40,7 +40,7 @@ class PreviewOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """Contents of a report."""
+    """Options for the contents of a report."""
 
     samples_per_bucket: int = option(
         12, help="Samples per contact sheet, spread evenly over the bucket.", minimum=0, maximum=1000

@@ -24,7 +24,7 @@ STATIC = {
 def static_file(name: str) -> bytes:
     """Return the contents of a static file.
 
-    name: one of STATIC.
+    name: file name; a key of STATIC.
     """
     return (_FOLDER / "static" / name).read_bytes()
 

@@ -1,4 +1,4 @@
-"""Static pages as self-contained HTML files: a dataset with a contact sheet per bucket, and a planned run."""
+"""Self-contained HTML pages: a dataset report with a contact sheet per bucket, and the forecast of a run."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _CURVES = (
 class Curve:
     """Values of one metric.
 
-    points: (step, value) in ascending order of steps.
+    points: (step, value) pairs in ascending order of steps.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Curve:
 
     @property
     def smoothed(self) -> tuple[tuple[float, float], ...]:
-        """Moving average of the curve. To each side of a point, the window covers a twentieth of the curve."""
+        """Moving average of the curve. On each side of a point, the window covers a twentieth of the curve."""
         reach, values = max(1, len(self.points) // 20), [value for _, value in self.points]
         sums = [0.0, *accumulate(values)]
         ends = [(max(0, at - reach), min(len(values), at + reach + 1)) for at in range(len(values))]
@@ -87,7 +87,7 @@ class RunSample:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run: its last step, its curves and its generated samples, latest first."""
+    """A training run: its last step, its curves, and its generated samples with the latest first."""
 
     last_step: int | None
     curves: tuple[Curve, ...]

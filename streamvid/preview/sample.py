@@ -49,7 +49,7 @@ class SampleFacts:
 
     @property
     def columns(self) -> dict[str, object]:
-        """The user's own columns."""
+        """Values of the columns that come from the user's metadata."""
         return {name.removeprefix("user."): value for name, value in self.values.items() if name.startswith("user.")}
 
     def number(self, name: str) -> int:
@@ -115,7 +115,7 @@ def clip_range(facts: SampleFacts) -> ClipRange:
 
 
 def media_ranges(facts: SampleFacts) -> dict[str, tuple[ClipRange, ...]]:
-    """Return, for each conditioning input, the locations of its files."""
+    """Map each conditioning input to the locations of its files."""
     found: dict[str, tuple[ClipRange, ...]] = {}
     for name, items in facts.values.items():
         if name.startswith(MEDIA_PREFIX):

@@ -24,7 +24,7 @@ MAX_SHOWN = 96
 class StepQuery:
     """Step `step` of epoch `epoch` in an uninterrupted run.
 
-    repeats: for each dataset, deliveries per sample in an epoch, as in DatasetConfig. Missing entries count as 1.
+    repeats: number of deliveries per sample in an epoch, one number for each dataset. Missing numbers count as 1.
     """
 
     epoch: int = 0
@@ -135,7 +135,7 @@ def _batch(selection: Selection, step: Step, rank: int) -> RankBatch:
 
 
 def _place(sample: SampleRequest) -> SamplePlace:
-    """Return the location of a requested sample."""
+    """Return the location of a requested sample in the unfiltered dataset."""
     dataset, shard, chosen = sample.part.dataset, sample.shard_info, sample.part.subset.filter
     index = sample.place
     if chosen is not None:  # places count the samples that pass the filter

@@ -128,7 +128,7 @@ def test_a_bad_sample_is_named_with_its_substitute_and_the_next_one_is_shown(tmp
     assert (
         page.status == 200
         and f"sample {key} in " in page.text
-        and f"A loader delivers {TALL.id}-2 in its place" in page.text
+        and f"The loader delivers {TALL.id}-2 in its place" in page.text
     )
     assert server.get(f"/poster/{TALL.id}/0/1").headers["content-type"] == "image/svg+xml"
     assert "the audio cannot be shown: the file is not a video" in server.get(f"/audio/{TALL.id}/0/1").text

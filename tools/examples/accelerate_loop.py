@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""accelerate with gradient accumulation, and checkpoints that hold the loader's place.
+"""Training with accelerate: gradient accumulation, and checkpoints that contain the loader's position.
 
     accelerate launch accelerate_loop.py DATASET --output run/ --epochs 1
-    accelerate launch accelerate_loop.py DATASET --output run/ --epochs 3     # goes on where the last one ended
+    accelerate launch accelerate_loop.py DATASET --output run/ --epochs 3     # resumes where the previous run ended
 
-`--save-every 5 --stop-after 7` shows a run that dies between two checkpoints.
+`--save-every 5 --stop-after 7` simulates a run that fails between two checkpoints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import streamvid
 
 
 class Model(nn.Module):
-    """Guesses the noise in a noisy clip. Convolutions take any (T, H, W), so one model serves every bucket."""
+    """Predicts the noise in a noisy clip. Convolutions accept any (T, H, W), so one model serves every bucket."""
 
     def __init__(self, channels: int = 16) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--output", type=Path, default=Path("run"))
-    parser.add_argument("--epochs", type=int, default=1, help="epochs in all, those before a resume included")
+    parser.add_argument("--epochs", type=int, default=1, help="total number of epochs, including those before a resume")
     parser.add_argument("--batch-size", type=int, default=2)
-    parser.add_argument("--accumulate", type=int, default=2, help="batches an optimizer step")
+    parser.add_argument("--accumulate", type=int, default=2, help="batches per optimizer step")
     parser.add_argument("--save-every", type=int, default=5, help="optimizer steps between checkpoints")
-    parser.add_argument("--stop-after", type=int, help="optimizer steps after which this run ends without saving")
+    parser.add_argument("--stop-after", type=int, help="optimizer steps after which to stop without saving")
     options = parser.parse_args()
 
     accelerator = Accelerator(gradient_accumulation_steps=options.accumulate)
@@ -88,7 +88,7 @@ def main() -> None:
                     if num_updates % options.save_every == 0:
                         accelerator.save_state(str(checkpoint))
                     if num_updates == options.stop_after:
-                        raise SystemExit(f"stopped after {num_updates} updates, as --stop-after says")
+                        raise SystemExit(f"stopped after {num_updates} updates because of --stop-after")
         accelerator.save_state(str(checkpoint))  # the same command again finds nothing left to do
     seen = gather_object(seen)  # of all ranks
     if accelerator.is_main_process:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A training script as diffusers' own are: its scheduler, its transformer, accelerate around them, batches from here.
+"""Training script in the style of diffusers: its scheduler, its transformer and accelerate, but streamvid's batches.
 
     accelerate launch diffusers_style.py DATASET --steps 50 --output transformer/
 
-Only the data is different from theirs: no Dataset, no DataLoader, no collate_fn, no resize in the script.
+Only the data code differs from the scripts of diffusers: it needs no Dataset, DataLoader, collate_fn or resize.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import streamvid
 
 
 def encode_video(video: Tensor) -> Tensor:
-    """(B, C, T, H, W) in -1..1 to latents (B, 3, 1 + (T - 1) / 4, H / 8, W / 8), as AutoencoderKLWan does, by means.
+    """Encode videos with shape (B, C, T, H, W) and values from -1 to 1 as latents, by averaging.
 
-    A real script calls `vae.encode(video).latent_dist.sample()`. Its rule for frames is why buckets have 4k + 1.
+    The latents have shape (B, 3, 1 + (T - 1) / 4, H / 8, W / 8), as with AutoencoderKLWan. A real script calls
+    `vae.encode(video).latent_dist.sample()`. Because of this shape, buckets have 4k + 1 frames.
     """
     first, rest = video[:, :, :1], video[:, :, 1:]
     frames = [first, nn.functional.avg_pool3d(rest, (4, 1, 1))] if rest.shape[2] else [first]
@@ -35,7 +36,7 @@ def encode_video(video: Tensor) -> Tensor:
 
 
 def encode_text(captions: list[str], dim: int, length: int = 16) -> Tensor:
-    """(B, length, dim): the bytes of a caption as waves; a real script calls its T5 here."""
+    """Encode the bytes of captions as waves with shape (B, length, dim). A real script calls its T5 model here."""
     data = [caption.encode()[:length].ljust(length, b"\0") for caption in captions]
     codes = torch.tensor([list(text) for text in data], dtype=torch.float32)
     return torch.sin(codes[..., None] * torch.arange(1, dim + 1) / dim)
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--output", type=Path, default=Path("transformer"))
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--max-tokens", type=int, default=4000, help="tokens a batch, of 4 x 16 x 16 pixels each")
+    parser.add_argument("--max-tokens", type=int, default=4000, help="tokens per batch, each 4 x 16 x 16 pixels")
     options = parser.parse_args()
 
     accelerator = Accelerator()

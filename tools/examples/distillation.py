@@ -1,11 +1,11 @@
-"""A task of one's own for `streamvid train`: a small student learns a larger teacher's velocity, not the data's.
+"""Custom task for `streamvid train`: a small student learns the velocity of a larger teacher instead of the data's.
 
     PYTHONPATH=tools/examples streamvid train --config tiny --set data.dataset=DATASET --set output=run/ \\
         --set model.factory=distillation:build --set task=distillation:distil \\
         --set 'model.args={teacher: teacher.safetensors}' --set 'model.trainable=[student]'
 
-A task is a function (module, batch) → loss; the module's children are the models, `model.trainable` says which trains.
-teacher.safetensors: what `streamvid train --config tiny` wrote, run/step-N.safetensors.
+A task is a function (module, batch) → loss. The module's children are the models, and `model.trainable` names the
+models to train. teacher.safetensors is the file run/step-N.safetensors from `streamvid train --config tiny`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEACHER: dict[str, Any] = {
 
 
 class Distillation(nn.Module):
-    """Children: `student`, which trains, and `small` with the frozen teacher and its encoders."""
+    """Training module with a `student` that is trained, and `small` with the frozen teacher and its encoders."""
 
     encoders = ("small",)
 
@@ -39,19 +39,19 @@ class Distillation(nn.Module):
         self.small, self.student = small, student
 
     def encode(self, batch: Batch) -> dict[str, Any]:
-        """The small module's latents and text states."""
+        """Return the latents and text states from the small module."""
         return self.small.encode(batch)
 
 
 def build(teacher: str, dim: int = 48, depth: int = 1) -> Distillation:
-    """A teacher out of a file, and a student that is smaller."""
+    """Build a teacher from a file, and a smaller student."""
     small = build_small(**TEACHER)
     small.load_state_dict(load_file(teacher), strict=False)
     return Distillation(small, build_small(task="sft:train", **{**TEACHER, "dim": dim, "depth": depth}).transformer)
 
 
 def distil(module: Distillation, batch: Batch) -> dict[str, Tensor]:
-    """How far the student's velocity is from the teacher's, a sample."""
+    """Return each sample's mean squared difference between the student's and the teacher's velocity."""
     latents = batch.latents
     noise, times = draw_noise_and_times(latents.shape[1:], batch.sample_seeds, latents.device)
     t = times[:, None, None, None, None]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hugging Face's Trainer, whose checkpoints hold the loader's state, so that a resume continues the epoch.
+"""Training with Hugging Face's Trainer: checkpoints contain the loader's state, so that a resume continues the epoch.
 
     python hf_trainer.py DATASET --output run --steps 20
     python hf_trainer.py DATASET --output run --steps 40      # resumes from run/checkpoint-20
@@ -23,7 +23,7 @@ import streamvid
 
 
 class Model(nn.Module):
-    """The Trainer passes the fields of a batch as keyword arguments."""
+    """Model that receives the fields of a batch as keyword arguments from the Trainer."""
 
     def __init__(self) -> None:
         super().__init__()

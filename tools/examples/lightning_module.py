@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Lightning: the loader as the train dataloader, its place in Lightning's own checkpoints.
+"""Training with Lightning: the loader is the train dataloader, and Lightning's checkpoints contain its position.
 
 python lightning_module.py DATASET --output run/ --epochs 1
-python lightning_module.py DATASET --output run/ --epochs 3       # goes on from run/last.ckpt
+python lightning_module.py DATASET --output run/ --epochs 3       # resumes from run/last.ckpt
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--output", type=Path, default=Path("run"))
-    parser.add_argument("--epochs", type=int, default=1, help="epochs in all, those before a resume included")
-    parser.add_argument("--steps", type=int, default=-1, help="end after so many steps in all")
+    parser.add_argument("--epochs", type=int, default=1, help="total number of epochs, including those before a resume")
+    parser.add_argument("--steps", type=int, default=-1, help="total number of steps; -1 for no limit")
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=5)
     options = parser.parse_args()

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A loop written for Open-Sora's prepare_dataloader, fed by streamvid. What changes is `prepare_dataloader` below.
+"""Training loop written for Open-Sora's prepare_dataloader. Only this function, below, was changed for streamvid.
 
     python opensora_loop.py DATASET --epochs 2 --checkpoint opensora.pt
 
-Batches have Open-Sora's keys, and the loop its form: one batch kept ahead, the sampler told the epoch, its state asked
-for by step. New is that all ranks have the same bucket at a step, and that a resume may have other ranks.
+Batches have Open-Sora's keys. The loop works as in Open-Sora: it prefetches one batch, passes the epoch to the sampler,
+and saves the sampler's state for a given step. In addition, all ranks have the same bucket in each step, and a run can
+resume with a different number of ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ IMAGE_FPS = 120.0  # Open-Sora's way of telling the model that there is no motio
 
 
 class OpenSoraLoader:
-    """Both that prepare_dataloader returns: the dataloader, and the sampler whose place is saved."""
+    """Stands in for both results of prepare_dataloader: the dataloader, and the sampler whose position is saved."""
 
     def __init__(self, loader: streamvid.VideoLoader) -> None:
         self.loader = loader
@@ -78,7 +79,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--checkpoint", type=Path, default=Path("opensora.pt"))
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--stop", type=int, help="save and end after this step of the epoch")
+    parser.add_argument("--stop", type=int, help="step of the epoch after which to save and stop")
     parser.add_argument("--batch-size", type=int, default=2)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -112,7 +113,7 @@ def main() -> None:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state | {"sampler": sampler.state_dict(step)}, options.checkpoint)
             if step == options.stop:
-                raise SystemExit(f"stopped after step {step}, as --stop says")
+                raise SystemExit(f"stopped after step {step} because of --stop")
     dataloader.loader.close()
     last = {name: values.tolist() for name, values in facts.items()}
     print(json.dumps({"keys": keys, "paths": paths, "losses": losses, "facts": last}))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A plain PyTorch loop whose checkpoint holds the loader's state, so that a resume is exact.
+"""A plain PyTorch loop whose checkpoint contains the loader's state, so that a resume is exact.
 
     python plain_pytorch.py DATASET --checkpoint run.pt --steps 20
-    python plain_pytorch.py DATASET --checkpoint run.pt --steps 40      # goes on after step 20
+    python plain_pytorch.py DATASET --checkpoint run.pt --steps 40      # resumes after step 20
 
-The second run sees what one run of 40 steps would have seen: the same batches, the same windows, the same losses.
+The second run gets the same batches, windows and losses as steps 21 to 40 of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import streamvid
 
 
 class Model(nn.Module):
-    """Guesses the noise in a noisy clip. Convolutions take any (T, H, W), so one model serves every bucket."""
+    """Predicts the noise in a noisy clip. Convolutions accept any (T, H, W), so one model serves every bucket."""
 
     def __init__(self, channels: int = 16) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--checkpoint", type=Path, default=Path("run.pt"))
-    parser.add_argument("--steps", type=int, default=20, help="steps in all, those before a resume included")
+    parser.add_argument("--steps", type=int, default=20, help="total number of steps, including those before a resume")
     parser.add_argument("--batch-size", type=int, default=2)
     options = parser.parse_args()
 

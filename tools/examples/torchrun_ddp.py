@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Distributed data parallel under torchrun. Kill it at any point; start it again with any number of ranks.
+"""Distributed data parallel training with torchrun. Kill it at any point, and restart it with any number of ranks.
 
     torchrun --nproc_per_node 2 torchrun_ddp.py DATASET --output run/ --epochs 4
-    torchrun --nproc_per_node 3 torchrun_ddp.py DATASET --output run/ --epochs 4      # goes on at the last checkpoint
+    torchrun --nproc_per_node 3 torchrun_ddp.py DATASET --output run/ --epochs 4      # resumes at the last checkpoint
 
-Each rank notes the samples that it trained on in run/samples-*.jsonl; the last line of output has those of rank 0.
+Each rank records the samples that it trained on in run/samples-*.jsonl. The last line of output lists those of rank 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import streamvid
 
 
 class Model(nn.Module):
-    """Guesses the noise in a noisy clip. Convolutions take any (T, H, W), so one model serves every bucket."""
+    """Predicts the noise in a noisy clip. Convolutions accept any (T, H, W), so one model serves every bucket."""
 
     def __init__(self, channels: int = 16) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--output", type=Path, default=Path("run"))
-    parser.add_argument("--epochs", type=int, default=2, help="epochs in all, those before a resume included")
-    parser.add_argument("--batch-size", type=int, default=1, help="samples a rank and step")
+    parser.add_argument("--epochs", type=int, default=2, help="total number of epochs, including those before a resume")
+    parser.add_argument("--batch-size", type=int, default=1, help="samples per rank per step")
     parser.add_argument("--save-every", type=int, default=3)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A plain webdataset pipeline over streamvid's shards that uses its decoder and nothing else of it.
+"""A plain webdataset pipeline that reads streamvid's shards, and uses only the decoder of streamvid.
 
     python webdataset_decoder.py DATASET --batch-size 4
 
-The shards are ordinary tars, so shuffling, splitting by worker and node, and resuming are webdataset's here, with
-webdataset's promises: neither equal steps on ranks, nor exactly once, nor a state. `streamvid.VideoLoader` has those.
+The shards are ordinary tars. webdataset therefore does the shuffling, splitting by worker and node, and resuming, with
+its own limitations: ranks may have different numbers of steps, samples may be delivered more or less than once, and
+there is no state to save. `streamvid.VideoLoader` has none of these limitations.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MEDIA = ("mp4", "mkv", "webm", "avi", "ts", "mpg", "flv", "jpg", "png", "webp", 
 
 
 def decoder(bucket: streamvid.Bucket, seed: int = 0) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A function for `.map()`: the members of a sample, as bytes, to video, caption and key."""
+    """Return a function for `.map()` that decodes a sample's members from bytes into a video, a caption and a key."""
     random = np.random.default_rng(seed)
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Pages:
 
     @cached_property
     def contents(self) -> DatasetContents:
-        """Contents of the dataset."""
+        """Summary of the dataset's contents, read on first use."""
         return contents_of(self.dataset)
 
     def histograms(self) -> Histograms:
@@ -237,7 +237,7 @@ class Pages:
     def asked(self, values: Values) -> ViewQuery:
         """Return the visit and settings that a URL specifies. With features, only the visit can be chosen.
 
-        Raises ConfigError for values that a loader refuses.
+        Raises ConfigError for values that a loader would reject.
         """
         if self.features is None:
             return view_query(values)
@@ -280,7 +280,7 @@ class Pages:
         return ("text", *(name for name in own if name != "text"))
 
     def _neighbors(self, place: SamplePlace) -> tuple[str | None, str | None]:
-        """Return the paths of the previous and the next sample in the shard, within the view."""
+        """Return the paths of the pages for the previous and the next sample in the shard, within the view."""
         at, members = (place.shard.bucket_id, place.shard.number), self.browser.members(place.row)
         before, after = members[members < place.index], members[members > place.index]
         return (
@@ -305,7 +305,7 @@ class Pages:
         return self.path("sample", place.shard.bucket_id, place.shard.number, place.index)
 
     def training(self) -> str:
-        """Return the page of the run."""
+        """Return the page that shows the training run."""
         return self.page("run.html", "Run", "run", body=self.training_figures())
 
     def training_figures(self) -> Any:

@@ -82,13 +82,13 @@ class Preview:
     def _of_run(self, page: Callable[[], str]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             if self._pages.run is None:
-                raise HTTPException(404, "no run to show; start `streamvid preview DATASET --run DIR`")
+                raise HTTPException(404, "no training run was selected; restart `streamvid preview` with --run DIR")
             return HTMLResponse(page())
 
         return answer
 
     def key(self, request: Request) -> Response:
-        """Redirect from a key to the page of its sample."""
+        """Redirect a request for a key to the page of the sample with that key."""
         with _missing_is_404():
             return RedirectResponse(self._pages.key(request.path_params["key"]), 302)
 

@@ -95,7 +95,7 @@ class ViewQuery:
 
 
 def view_query(values: Values) -> ViewQuery:
-    """Return the visit and settings that a URL specifies. Raises ConfigError for values that a loader refuses."""
+    """Return the visit and settings that a URL specifies. Raises ConfigError for values that a loader would reject."""
     spatial = _choice(values, "spatial", Spatial, "resize_crop")
     scale = None
     if spatial == "rand_size_crop":

@@ -61,5 +61,5 @@ def step_page(several: Sequence[Pages], values: Values) -> str:
 
 
 def _card(pages: Pages, sample: StepSample) -> Card:
-    """Return the card for a slot, with the first frame of its visit."""
+    """Return the card for a slot of the batch. It shows the first frame of the slot's visit."""
     return pages.card(sample_facts(pages.dataset, sample.place), sample.visit, view_query({"seed": str(sample.seed)}))
