@@ -148,7 +148,10 @@ def run(command: click.Command) -> None:
 
 
 def _without_credentials(message: str) -> str:
-    """Return a message without credentials, including those with spaces, which only the arguments show as a whole."""
+    """Return a message with all credentials removed.
+
+    A credential that contains spaces cannot be recognized within a message, so the program's arguments are searched.
+    """
     for argument in sys.argv[1:]:
         hidden = hide_credentials(argument)
         message = message.replace(argument, hidden) if hidden != argument else message

@@ -122,7 +122,7 @@ def parse_header(header: bytes, offset: int) -> Member:
         raise IntegrityError(f"there is no valid tar header at byte {offset}")
     if header[156:157] not in (b"0", b"\0") or header[345:500].strip(b"\0"):
         raise IntegrityError(
-            f"the tar member at byte {offset} is not a regular file with a name of at most {MAX_NAME_BYTES} bytes"
+            f"the tar member at byte {offset} is not a regular file, or its name is longer than {MAX_NAME_BYTES} bytes"
         )
     return Member(name, offset + BLOCK_BYTES, num_bytes)
 

@@ -292,7 +292,7 @@ def check_apart(source: Sources, dest: Store, options: ShardOptions) -> None:
         store = open_store(one, options.storage)
         if _real(store) == _real(dest):
             raise SourceError(
-                f"source {store.url} is also the destination and would be overwritten while it is read; choose "
+                f"source {store.url} is also the destination and would be overwritten while it is being read; choose "
                 "another destination"
             )
         if _real(store).startswith(_real(dest)):

@@ -286,7 +286,7 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
     (tmp_path / "noise.pth").write_bytes(bytes(range(256)) * 4)
     for name, said in {
         "list": "is a pickle that contains an object of type list.*; convert its tensors to safetensors",
-        "mixed": "is a pickle whose entry 'step' is not a named tensor.*; convert its tensors to safetensors",
+        "mixed": "is a pickle whose entry 'step' does not map a name to a tensor.*; convert its tensors to safetensors",
         "noise": "noise.pth",
     }.items():
         with pytest.raises(ConfigError, match=said):

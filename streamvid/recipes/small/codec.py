@@ -67,5 +67,5 @@ class PatchCodec(nn.Module):
         return patchify(video, self.patch).reshape(video.shape[0], t, h, w, -1).permute(0, 4, 1, 2, 3)
 
     def decode(self, latents: Tensor, size: Size) -> Tensor:
-        """Decode latents (B, C·pt·ph·pw, t, h, w) exactly to a video (B, C, T, H, W) of `size` (T, H, W)."""
+        """Decode latents (B, C·pt·ph·pw, t, h, w), without loss, into a video (B, C, T, H, W) of `size` (T, H, W)."""
         return unpatchify(latents.permute(0, 2, 3, 4, 1).flatten(1, 3), size, self.patch)

@@ -29,7 +29,7 @@ class HttpHeaders(dict[str, str]):
 
 
 class Connections:
-    """Connections to one server, which are reused after a response is read to its end. Thread-safe.
+    """Reusable connections to one server. A connection is reused once its response has been read in full. Thread-safe.
 
     Each request is sent once. Raises OSError if a connection fails, and ValueError if the response is not HTTP. The
     OSError is a TimeoutError if connecting takes longer than `connect_seconds`, if no bytes arrive for `stall_seconds`,
