@@ -299,6 +299,7 @@ def _only_tensors(file: Path, loaded: object) -> dict[str, Tensor]:
     strange = [str(key) for key, value in loaded.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
     if strange:
         raise ConfigError(
-            f"{file} is a pickle whose entry {strange[0]!r} does not map a name to a tensor. {_ONLY_TENSORS}; {_CONVERT}"
+            f"{file} is a pickle whose entry {strange[0]!r} does not map a name to a tensor. {_ONLY_TENSORS}; "
+            f"{_CONVERT}"
         )
     return dict(loaded)
