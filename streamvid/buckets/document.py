@@ -118,7 +118,7 @@ def bucket_config_of(value: BucketConfig | str | Path | Mapping[str, Any]) -> Bu
 
 
 def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
-    """Return arguments for `load_config` that put a bare Open-Sora mapping into the field `bucket_config`."""
+    """Return arguments for `load_config` that put a bare Open-Sora mapping into the `bucket_config` field."""
     tree = read_yaml(place)
     if not tree or not all(_RESOLUTION_NAME.fullmatch(str(name)) for name in tree):
         return place, overrides

@@ -139,7 +139,7 @@ class ColumnGroup:
         group = ColumnGroup(of_files, columns, str(value["source_sha256"]))
         if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
             raise DatasetError(
-                f"the field 'columns' contains a group with {len(group.files)} files and the types {columns}; a group "
+                f"the 'columns' field contains a group with {len(group.files)} files and the types {columns}; a group "
                 f"must have one entry (a file or null) for each of the {len(files.samples)} sample files and at least "
                 f"one column, and each type must be one of {', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
             )
@@ -223,7 +223,7 @@ class ManifestFiles:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ManifestFiles:
-        """Parse the field `files` of a manifest."""
+        """Parse the `files` field of a manifest."""
         groups = [group.name for group in fields(ManifestFiles)]
         return ManifestFiles(**{name: tuple(map(FileInfo.from_json, value[name])) for name in groups})
 
@@ -356,7 +356,7 @@ class Change:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Change:
-        """Parse the field `change` of a manifest. Raises DatasetError for an unknown verb."""
+        """Parse the `change` field of a manifest. Raises DatasetError for an unknown verb."""
         if value["verb"] not in get_args(Verb):
             raise DatasetError(f"change.verb={value['verb']!r} is unknown; update streamvid (pip install -U streamvid)")
         return Change(value["verb"], int(value["num_added"]), int(value["num_removed"]), str(value["note"]))

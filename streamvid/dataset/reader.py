@@ -215,7 +215,7 @@ class Dataset:
             raise self._no_place(shard, f"no {missing}")
         if not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
             raise self._no_place(
-                shard, f"{num_bytes} bytes at offset {offset} of {file.path}, which has {file.num_bytes} bytes"
+                shard, f"{num_bytes} bytes at offset {offset} of {file.path}, which is {file.num_bytes} bytes long"
             )
         return file.path, offset, num_bytes, sha256
 

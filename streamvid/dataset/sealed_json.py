@@ -84,7 +84,9 @@ def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, re
         raise DatasetError(f"{nothing}: {missing}; {remedy}")
     where = f"{store.url}/{path}"
     if size > MAX_MANIFEST_BYTES:
-        raise DatasetError(f"{where} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed; copy the file again")
+        raise DatasetError(
+            f"{where} is {size} bytes long; at most {MAX_MANIFEST_BYTES} are allowed; copy the file again"
+        )
     wrong = WrongReads()
     while True:
         data = store.read(path)

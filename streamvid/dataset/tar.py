@@ -60,13 +60,13 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
         )
     if len(name) > MAX_NAME_BYTES:
         raise ConfigError(
-            f"member name {name!r} has {len(name)} bytes, but at most {MAX_NAME_BYTES} fit in a tar header; shorten "
-            "the key or the extension"
+            f"member name {name!r} is {len(name)} bytes long, but at most {MAX_NAME_BYTES} fit in a tar header; "
+            "shorten the key or the extension"
         )
     if num_bytes > MAX_MEMBER_BYTES:
         raise ConfigError(
-            f"member {name!r} has {num_bytes} bytes; a tar member can have at most {MAX_MEMBER_BYTES}; use a smaller "
-            "file"
+            f"member {name!r} is {num_bytes} bytes long; a tar member can have at most {MAX_MEMBER_BYTES}; use a "
+            "smaller file"
         )
 
 

@@ -132,7 +132,7 @@ def _without_memory() -> Iterator[None]:
 def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
     """Return the names of the module's encoders.
 
-    Raises ConfigError if the module's attribute `encoders` is not a collection of names, or if the task needs an
+    Raises ConfigError if the module's `encoders` attribute is not a collection of names, or if the task needs an
     encoder that is missing.
     """
     named = getattr(module, "encoders", ())

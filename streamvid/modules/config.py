@@ -107,7 +107,7 @@ class ActivationCheckpointingConfig(Options):
 class ModelConfig(Options):
     """The training module and its trainable parameters.
 
-    The module's named children are its models. The children named in its attribute `encoders` are always frozen.
+    The module's named children are its models. The children named in its `encoders` attribute are always frozen.
     """
 
     factory: str = option(

@@ -111,7 +111,7 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
     if len(set(renamed.values())) < len(renamed):
         twice = sorted(name for name, new in renamed.items() if new != name and new in state)
         raise ConfigError(
-            f"checkpoints.remove_prefix is {prefix!r}, but without this prefix {twice[0]} would have the same "
+            f"checkpoints.remove_prefix is {prefix!r}, but without this prefix, {twice[0]} would have the same "
             "name as another tensor; use another prefix, or no prefix"
         )
     return {new: state[name] for name, new in renamed.items()}

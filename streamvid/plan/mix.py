@@ -124,7 +124,7 @@ class MixedStream:
         return any(isinstance(stream, DrawnStream) for stream in self._streams)
 
     def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Return (first pass, number of passes) in an epoch's block, as two arrays with one entry per dataset."""
+        """For each dataset, return the first pass and the number of passes in an epoch's block, as two arrays."""
         bounds = list(zip(self._streams, self._begins(epoch), self._begins(epoch + 1), strict=True))
         first = [stream.pass_of(start) for stream, start, _ in bounds]
         last = [stream.pass_of(max(end - 1, start)) for stream, start, end in bounds]

@@ -102,7 +102,7 @@ def read_run(folder: Path) -> RunView:
     path = folder / METRICS_FILE
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise DatasetError(f"{path} has {path.stat().st_size} bytes; at most {_MAX_BYTES} can be shown")
+            raise DatasetError(f"{path} is {path.stat().st_size} bytes long, but at most {_MAX_BYTES} can be shown")
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise DatasetError(

@@ -290,7 +290,7 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
         raise Rejected(f"{reason}; use a lower crf for higher quality", kind="min-psnr")
     most = _max_bytes(job, options)
     if most is not None and clip.num_bytes > most:
-        reason = f"even at the highest crf, the clip has {clip.num_bytes} bytes, but at most {most:.0f} are allowed"
+        reason = f"even at the highest crf, the clip is {clip.num_bytes} bytes long, but at most {most:.0f} are allowed"
         raise Rejected(f"{reason} (max_growth={options.clips.max_growth:g})", kind="max-growth")
     return clip
 

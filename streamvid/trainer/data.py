@@ -58,7 +58,7 @@ class Batches(Protocol):
 class BatchClock:
     """Endless source of a loader's batches, one epoch after another. It measures the time spent waiting for data.
 
-    It also collects the loader's statistics, if the loader has a method `stats`.
+    It also collects the loader's statistics, if the loader has a `stats` method.
     """
 
     def __init__(self, loader: Iterable[Batch]) -> None:

@@ -112,7 +112,7 @@ class VideoFile:
             raise ProbeError("the file is empty (0 bytes); copy or download the file again", kind="empty-file")
         if self.num_bytes > limits.max_bytes:
             raise ProbeError(
-                f"the file has {self.num_bytes} bytes; the limit is max_bytes={limits.max_bytes}",
+                f"the file is {self.num_bytes} bytes long; the limit is max_bytes={limits.max_bytes}",
                 kind="limit",
             )
         self.reopen()

@@ -280,7 +280,7 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: the header declares {promised} bytes, but the file has {video.num_bytes} bytes; "
+            f"the file ends early: the header declares {promised} bytes, but the file is {video.num_bytes} bytes long; "
             "copy or download the file again",
             kind="damaged",
         )

@@ -438,7 +438,7 @@ def test_a_changed_byte_is_found_wherever_it_is(dataset: Dataset, copy: Path) ->
     read()
     claimed = 1 << 50
     edit_manifest(copy, lambda value: value["null"].update(num_bytes=claimed))
-    with pytest.raises(IntegrityError, match=f"has {claimed} bytes; .* are allowed"):
+    with pytest.raises(IntegrityError, match=f"is {claimed} bytes long; .* are allowed"):
         read()
     edit_manifest(copy, lambda value: value["shards"].update(num_bytes=claimed))
     with pytest.raises(IntegrityError, match="is missing|bytes instead of"):

@@ -250,7 +250,7 @@ def test_clips_of_other_rates_are_refused_with_remedies(tmp_path: Path) -> None:
     build(folder_of(tmp_path / "clips", sounds), tmp_path / "dataset")
     with open_loader(tmp_path / "dataset", output=OUTPUT) as loader, pytest.raises(SampleError) as raised:
         list(loader)
-    assert "resample, or deliver only clips with one frame rate, such as where='fps >" in str(raised.value)
+    assert "resample, or deliver only clips with a single frame rate: set where='fps >" in str(raised.value)
     where = "fps > 29.97 and fps < 30.03"
     with open_loader(tmp_path / "dataset", where=where, output={"audio": {"sample_rate": RATE, "fps": 30}}) as loader:
         assert [batch.audio.shape[2] for batch in loader] == [COUNT * RATE // 30]

@@ -240,7 +240,7 @@ def test_max_growth_limits_every_clip(tmp_path: Path, caplog: pytest.LogCaptureF
         assert new["key"] == old["key"] and new["psnr_y"] < old["psnr_y"]
         assert new["clip_bytes"] <= 2 * size * new["window_num_frames"] / 40 < old["clip_bytes"]
     with pytest.raises(
-        SourceError, match="at the highest crf, the clip has .* bytes, but at most 13 are allowed .max_growth=0.01."
+        SourceError, match="at the highest crf, the clip is .* bytes long, but at most 13 are allowed .max_growth=0.01."
     ):
         shard(source, tmp_path / "none", options(max_growth=0.01, **cut))
 

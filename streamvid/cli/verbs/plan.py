@@ -215,7 +215,7 @@ def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
         pairs[name] = int(number)
     if "" in pairs and len(pairs) > 1:
         raise ConfigError(
-            f"--batch-size {pairs['']} applies to all buckets and cannot be combined with BUCKET=N; to set the size of "
-            f"the remaining buckets, write '*={pairs['']}'"
+            f"--batch-size {pairs['']} applies to all buckets and cannot be combined with BUCKET=N; to set the "
+            f"batch size of the remaining buckets, write '*={pairs['']}'"
         )
     return pairs.get("", pairs)

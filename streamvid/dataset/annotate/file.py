@@ -175,7 +175,7 @@ def _checked(texts: pa.Array, path: Path, what: str, most: int = MAX_TEXT_BYTES)
     row = pc.index(wrong, True).as_py()
     if row >= 0:
         text = texts[row].as_py()
-        size = f"has {len(text.encode())} bytes, but at most {most} are allowed"
+        size = f"is {len(text.encode())} bytes long, but at most {most} are allowed"
         problem = "contains a NUL character" if "\0" in text else size
         raise SourceError(f"annotation {path}, row {row}: {what} {problem}; fix the text")
     return texts

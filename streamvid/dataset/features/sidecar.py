@@ -183,7 +183,7 @@ class Sidecar:
         file = shard.index_file
         if file.num_bytes > most_index_bytes(base.num_samples, num_visits):
             raise IntegrityError(
-                f"{self.url}: {file.path} has {file.num_bytes} bytes, which is too many for {base.num_samples} "
+                f"{self.url}: {file.path} is {file.num_bytes} bytes long, which is too many for {base.num_samples} "
                 f"samples with {num_visits} visits; copy the features again"
             )
         return MemberTable.read(
@@ -205,7 +205,7 @@ class Sidecar:
         where = f"{self.url}: {file.path}"
         if file.num_bytes > MAX_NULL_BYTES:
             raise IntegrityError(
-                f"{where} has {file.num_bytes} bytes; at most {MAX_NULL_BYTES} are allowed; copy the file again"
+                f"{where} is {file.num_bytes} bytes long; at most {MAX_NULL_BYTES} are allowed; copy the file again"
             )
         check_size(self.store, file)
         found = decode_tensors(read_verified(self.store, file), where)

@@ -65,7 +65,8 @@ class RawTensor:
             raise ConfigError("a tensor with shape=() cannot be ragged; add a dimension")
         if (found := memoryview(self.data).nbytes) != self.num_bytes:
             raise ConfigError(
-                f"the data has {found} bytes, but a {self.dtype} tensor of shape {self.shape} needs {self.num_bytes}"
+                f"the data is {found} bytes long, but a {self.dtype} tensor of shape {self.shape} needs "
+                f"{self.num_bytes} bytes"
             )
 
     @property
@@ -123,7 +124,7 @@ def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]
         limit = min(MAX_HEADER_BYTES, len(view) - _LENGTH_BYTES)
         if not 2 <= size <= limit:
             raise ValueError(
-                f"the header has {size} bytes; the header of a {len(view)}-byte file must have 2 to {limit} bytes"
+                f"the header is {size} bytes long; in a {len(view)}-byte file, 2 to {limit} bytes are allowed"
             )
         header = json.loads(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + size]))
         body = view[_LENGTH_BYTES + size :]
@@ -143,7 +144,9 @@ def _cut(header: dict[str, Any], body: memoryview) -> dict[str, RawTensor]:
     for name, told in header.items():
         start, end = told["data_offsets"]
         if type(start) is not int or type(end) is not int or not 0 <= start <= end <= len(body):
-            raise ValueError(f"tensor {name[:40]!r} spans bytes {start} to {end}, but the data has {len(body)} bytes")
+            raise ValueError(
+                f"tensor {name[:40]!r} spans bytes {start} to {end}, but the data is {len(body)} bytes long"
+            )
         tensors[check_name(name)] = RawTensor(str(told["dtype"]), tuple(told["shape"]), body[start:end])
         places.append((start, end))
     ends = [0, *(end for _, end in sorted(places))]

@@ -255,7 +255,7 @@ def check_text(text: str, what: str) -> str:
     except UnicodeEncodeError:
         raise Rejected(f"{what} {NOT_UTF8}") from None
     if num_bytes > MAX_TEXT_BYTES:
-        raise Rejected(f"{what} has {num_bytes} bytes; at most {MAX_TEXT_BYTES} are allowed", kind="long-text")
+        raise Rejected(f"{what} is {num_bytes} bytes long, but at most {MAX_TEXT_BYTES} are allowed", kind="long-text")
     if "\0" in text:
         raise Rejected(f"{what} contains a NUL character; remove it")
     return text

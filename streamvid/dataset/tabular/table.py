@@ -120,5 +120,5 @@ def _download(store: Store, key: str, local: Path, where: str) -> None:
 def _check_size(where: str | Path, num_bytes: int) -> None:
     if num_bytes > MAX_METADATA_BYTES:
         raise SourceError(
-            f"metadata {where} has {num_bytes} bytes, but at most {MAX_METADATA_BYTES} are allowed; split the file"
+            f"metadata {where} is {num_bytes} bytes long, but at most {MAX_METADATA_BYTES} are allowed; split the file"
         )

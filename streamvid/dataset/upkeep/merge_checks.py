@@ -59,7 +59,7 @@ def check_alike(dest: Dataset, sources: Sequence[Dataset]) -> None:
 
 
 def _audio_of(dataset: Dataset) -> object:
-    """Return the value of the option `clips.audio` with which a dataset was built."""
+    """Return the value of the `clips.audio` option with which a dataset was built."""
     return dataset.manifest.build.get("options", {}).get("audio", "keep")
 
 

@@ -143,7 +143,7 @@ class AudioShape:
                 f"the frames are delivered at {fps:.6g} fps, but output.audio delivers the audio for "
                 f"{self.num_frames} frames at {ours:.6g} fps, so the frames and the audio would end more than half a "
                 f"frame apart. Shard the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips with "
-                f"one frame rate, such as where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with "
+                f"a single frame rate: set where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' and "
                 f"output.audio.fps={ours:.6g}"
             )
 

@@ -76,7 +76,7 @@ class CogVideoXTraining(DiffusionTraining):
         return FRAMES_AT_ONCE, spatial * self.transformer.config.patch_size
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """For image to video, return the first frame: its pixels and the latents (B, C, 1, h, w) of a noisy copy."""
+        """For image-to-video, return the first frame: its pixels and the latents (B, C, 1, h, w) of a noisy copy."""
         if not self.uses_image():
             return {}
         first = self.first_frames(batch, video)
@@ -121,7 +121,7 @@ class CogVideoXTraining(DiffusionTraining):
         return 0
 
     def model_input(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return noisy latents and, for image to video, the latents of the first frame, followed by zeros."""
+        """Return noisy latents and, for image-to-video, the latents of the first frame, followed by zeros."""
         if not self.uses_image():
             return noisy
         kept = (drawn.numbers < KEPT_IMAGES).view(-1, 1, 1, 1, 1)
@@ -159,6 +159,6 @@ class CogVideoXTraining(DiffusionTraining):
         return get_3d_rotary_pos_embed(embed_dim=dim, grid_size=grid, device=tokens.device, **settings)  # type: ignore[no-any-return]
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the guidance scale and, for image to video, the image."""
+        """Return the guidance scale and, for image-to-video, the image."""
         image = {"image": as_image(batch.first_frame[row])} if self.uses_image() else {}
         return {"guidance_scale": self.config.guidance, **image}

@@ -75,7 +75,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return {}
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """For image to video, return the first frame: its pixels, latents (B, C, 1, h, w) and SigLIP states."""
+        """For image-to-video, return the first frame: its pixels, latents (B, C, 1, h, w) and SigLIP states."""
         if not self.uses_image():
             return {}
         first = self.first_frames(batch, video)

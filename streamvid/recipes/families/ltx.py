@@ -105,7 +105,7 @@ class LtxTraining(DiffusionTraining):
         return "LTXImageToVideoPipeline" if self.config.first_frame == 1 else "LTXPipeline"
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the guidance scale, the frame rate and, for image to video, the image."""
+        """Return the guidance scale, the frame rate and, for image-to-video, the image."""
         rate = float(batch.fps.nan_to_num(DEFAULT_RATE)[row])
         image = {"image": as_image(batch.first_frame[row])} if self.config.first_frame == 1 else {}
         return {"guidance_scale": self.config.guidance, "frame_rate": rate, **image}

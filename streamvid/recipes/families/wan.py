@@ -95,7 +95,7 @@ class WanTraining(DiffusionTraining):
         return {"prompt_embeds": [row[:length] for row, length in zip(states, lengths, strict=True)]}
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """For image to video, return the first frame: its pixels, latents and CLIP states."""
+        """For image-to-video, return the first frame: its pixels, latents and CLIP states."""
         if not self.uses_image():
             return {}
         first = self.first_frames(batch, video)
@@ -163,7 +163,7 @@ class WanTraining(DiffusionTraining):
         return {name: self._states(rows[0][None] if isinstance(rows, list) else rows) for name, rows in texts.items()}
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the guidance scale and, for image to video, the image."""
+        """Return the guidance scale and, for image-to-video, the image."""
         image = {"image": as_image(batch.first_frame[row])} if self.uses_image() else {}
         return {"guidance_scale": self.config.guidance, **image}
 

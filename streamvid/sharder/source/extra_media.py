@@ -127,6 +127,7 @@ def _find_file(medium: MediaColumn, item: int | None, value: object, place: Plac
     except Rejected as error:
         raise Rejected(f"{label}: {error}", kind="medium") from error
     if not 0 < num_bytes <= max_clip_bytes:
-        limit = f"has {num_bytes} bytes; at most {max_clip_bytes} are allowed (source.max_clip_bytes, --max-clip-bytes)"
+        most = f"{max_clip_bytes} are allowed (source.max_clip_bytes, --max-clip-bytes)"
+        limit = f"is {num_bytes} bytes long, but at most {most}"
         raise Rejected(f"{label} {limit if num_bytes else 'is empty'}", kind="medium")
     return MediaFile(medium.name, item, source, path, num_bytes, version)

@@ -397,8 +397,8 @@ def check_size(num_bytes: int, options: ShardOptions) -> None:
     if num_bytes == 0:
         raise Rejected("the file is empty", kind="empty-file")
     if num_bytes > options.source.max_clip_bytes:
-        most = options.source.max_clip_bytes
-        reason = f"the file has {num_bytes} bytes; at most {most} are allowed (source.max_clip_bytes, --max-clip-bytes)"
+        most = f"{options.source.max_clip_bytes} are allowed (source.max_clip_bytes, --max-clip-bytes)"
+        reason = f"the file is {num_bytes} bytes long, but at most {most}"
         raise Rejected(reason, kind="max-clip-bytes")
 
 

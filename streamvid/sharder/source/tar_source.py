@@ -185,7 +185,7 @@ class _TarReader:
             return {}
         table = read_table(f"{self.place.url}/{beside}", self.place.storage)
         if "key" not in table.names:
-            _log.warning("ignored %s/%s, because it has no column 'key'", self.place.url, beside)
+            _log.warning("ignored %s/%s because it has no 'key' column", self.place.url, beside)
             return {}
         rows = (row for block in table.blocks for row in block.rows() if not isinstance(row, BrokenRow))
         return {str(key): row for row in rows if (key := row.get("key")) is not None}
@@ -243,7 +243,7 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
 
 def _object(member: TarMember, read: Read) -> Mapping[str, object]:
     if member.num_bytes > MAX_JSON_BYTES:
-        raise Rejected(f"the file has {member.num_bytes} bytes; at most {MAX_JSON_BYTES} are allowed")
+        raise Rejected(f"the file is {member.num_bytes} bytes long, but at most {MAX_JSON_BYTES} bytes are allowed")
     try:
         data = read(member.offset, member.num_bytes)
         value = json.loads(data.decode("utf-8-sig", "surrogateescape"), parse_constant=lambda _: None)

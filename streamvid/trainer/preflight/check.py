@@ -215,7 +215,7 @@ def _rows(
 def _check_sizes(trial: TrialRun, buckets: Sequence[Bucket]) -> None:
     """Raise ConfigError if the model's `check_size` rejects a bucket size.
 
-    Models that lack a VAE or the method `check_size` are not checked.
+    Models that lack a VAE or a `check_size` method are not checked.
     """
     model: Any = trial.module.model
     if not hasattr(model, "check_size") or not hasattr(model, "vae"):

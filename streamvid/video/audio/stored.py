@@ -30,7 +30,7 @@ def decode_audio_packets(
 ) -> AudioResult:
     """Decode the packets from `AudioIndex.window` into `out`, a float32 array of shape (channels, samples).
 
-    packets: the field `packets` of an AudioPackets object.
+    packets: the `packets` field of an AudioPackets object.
     data: the clip's bytes in the byte range that the AudioPackets object specifies.
     first_sample: position of the window's first sample, as passed to `window`.
 
