@@ -316,7 +316,7 @@ def test_plain_configurations_assign_like_their_tables(
             assert (choices.options, choices.rest, choices.reason) == (((bucket, Fraction(1)),), 0, "")
 
 
-def test_a_clip_without_a_bucket_has_a_kind_of_reason() -> None:
+def test_a_clip_without_a_bucket_has_a_rejection_kind() -> None:
     def kind(config: BucketConfig, *clip: int, is_image: bool = False) -> str:
         choices = config.choices(ClipFacts(*clip, is_image=is_image))
         assert choices.options == () and choices.rest == 1 and choices.draw(0.0) is None and choices.reason

@@ -110,7 +110,7 @@ def test_without_a_model_tokens_assume_a_4x8x8_vae_with_2x2_patches() -> None:
 
 
 SEARCHED = {33: 12, 65: 6, 97: 4, 129: 3}
-"""Open-Sora's batch sizes at the tops of its tiers, 256px, searched on an H200 (its stage1.py)."""
+"""Open-Sora's batch sizes at the largest frame count of each tier at 256px, searched on an H200 (its stage1.py)."""
 
 
 def test_one_token_limit_gives_open_soras_searched_sizes_for_every_ratio() -> None:

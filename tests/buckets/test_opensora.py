@@ -32,7 +32,7 @@ GOLDEN_V12 = json.loads((DATA / "opensora_v12_golden.json").read_text())
 Z_AT_1E_6 = 4.892  # quantile of the normal distribution, two-sided
 
 Flip = Callable[[float], bool]
-"""True with the probability given."""
+"""Draw that returns True with the given probability."""
 
 
 def frozen(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Forecasts from metadata that contains sizes: tests against a row-by-row loop and the sharder's result."""
+"""Tests of forecasts from metadata with sizes, against a row-by-row loop and the sharder's result."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def batch_size_of(bucket_id: str, max_tokens: int = 90_000) -> int:
 
 @given(models, seeds)
 def test_the_fit_predicts_unmeasured_steps(model: tuple[float, float, float], seed: int) -> None:
-    """Measurements have 3 % noise, and the first step per batch size takes 20 times as long, as if it compiled."""
+    """Measurements have 3 % noise, and the first step of each batch shape takes 20 times as long, as if it compiled."""
     draw = random.Random(seed)
     by_tokens = sorted(IDS, key=TOKENS.__getitem__)
     measured = {by_tokens[0], by_tokens[-1], *draw.sample(IDS, 8)}

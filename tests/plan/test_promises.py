@@ -194,7 +194,7 @@ def test_ranks_of_a_step_have_about_the_same_cost(case: Case, leg: Leg) -> None:
 @settings(max_examples=150)
 @given(case=cases(), leg=legs())
 def test_largest_first_begins_with_one_step_per_bucket(case: Case, leg: Leg) -> None:
-    """Only in epoch 0, the costliest bucket comes first, so that a run that needs too much memory fails at once."""
+    """Only epoch 0 begins this way, costliest bucket first, so that a run that needs too much memory fails at once."""
     plan = plan_of(case, leg)
     steps = plan.steps(0, plan.num_steps_left)
     if case.options.order == "largest-first" and case.options.sync == "bucket" and case.options.accumulate == 1:

@@ -16,7 +16,7 @@ SHARDS = st.lists(st.integers(0, 30), min_size=1, max_size=20).filter(any)
 
 
 @given(shards=SHARDS, chosen=options(), number=st.integers(0, 5))
-def test_every_pass_contains_all_samples(shards: list[int], chosen: PlanOptions, number: int) -> None:
+def test_every_pass_contains_each_sample_once(shards: list[int], chosen: PlanOptions, number: int) -> None:
     """PLAN-4: the positions of a pass contain each of the bucket's samples once."""
     stream = BucketStream("a", np.array(shards), chosen)
     first = number * stream.num_samples
@@ -88,7 +88,7 @@ def test_a_window_holds_few_shards(shards: list[int], chosen: PlanOptions) -> No
 
 
 @given(shards=SHARDS, seed=st.integers(0, 2**63 - 1))
-def test_shuffling_shards_keeps_the_order_within(shards: list[int], seed: int) -> None:
+def test_shuffling_shards_keeps_the_order_within_each_shard(shards: list[int], seed: int) -> None:
     stream = BucketStream("a", np.array(shards), PlanOptions(seed, "shards"))
     numbers, indices = stream.locate(stream.ordinals(np.arange(stream.num_samples)))
     for shard in np.unique(numbers):

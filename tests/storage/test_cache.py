@@ -93,8 +93,8 @@ ACTIONS = st.sampled_from(["read"] * 6 + ["discard", "shorten", "lose", "damage 
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.lists(ACTIONS, min_size=1, max_size=10))
-def test_any_reads_of_any_folder_are_right(remote: Remote, seed: int, room: int, actions: list[str]) -> None:
-    """FETCH-2, FETCH-1: reads return the store's bytes within the bound, even if blocks are cached, lost or torn.
+def test_reads_are_correct_in_any_state_of_the_folder(remote: Remote, seed: int, room: int, actions: list[str]) -> None:
+    """FETCH-2, FETCH-1: reads return the store's bytes and the bound holds, even if blocks are lost, torn or discarded.
 
     The ledger's total is never less than the actual size.
     """
@@ -138,7 +138,7 @@ def harm(cache: BlockCache, action: str, path: Path, rng: random.Random) -> None
         path.rename(f"{path}.part")
 
 
-def test_what_was_read_is_there_for_all_later_readers(tmp_path: Path, remote: Remote) -> None:
+def test_cached_blocks_are_available_to_later_readers(tmp_path: Path, remote: Remote) -> None:
     """Each block is fetched once and completely, with one call per read; a cache hit makes no request to the store."""
     name, calls = biggest(remote), []
     size = remote.objects[name]
@@ -238,7 +238,7 @@ def test_the_least_recently_used_block_is_evicted_first(tmp_path: Path, remote: 
     assert cache.stats().evicted == 2
 
 
-def test_each_job_makes_room_under_its_own_bound(tmp_path: Path, remote: Remote) -> None:
+def test_each_job_evicts_down_to_its_own_bound(tmp_path: Path, remote: Remote) -> None:
     large, small = BlockCache(tmp_path, 6 * BLOCK_BYTES), BlockCache(tmp_path, 2 * BLOCK_BYTES)
     for name, size in remote.objects.items():
         remote.check(large, name, [(0, size)])
@@ -324,7 +324,7 @@ def test_invalid_arguments(tmp_path: Path, remote: Remote) -> None:
     assert not (tmp_path / "new").exists(), "nothing is created before it is needed"
 
 
-def test_a_folder_that_cannot_be_made_is_no_error(
+def test_a_folder_that_cannot_be_created_is_not_an_error(
     tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -336,7 +336,9 @@ def test_a_folder_that_cannot_be_made_is_no_error(
     assert cache.stats().bytes_fetched == 3 * (BLOCK_BYTES + 1), "only the requested bytes are fetched"
 
 
-def test_a_folder_that_goes_away_is_no_error(tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_disappears_is_not_an_error(
+    tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
     cache = BlockCache(tmp_path, 9 * BLOCK_BYTES)
     remote.check(cache, biggest(remote), [(0, 1)])
     shutil.rmtree(tmp_path / ROOT)
@@ -346,7 +348,7 @@ def test_a_folder_that_goes_away_is_no_error(tmp_path: Path, remote: Remote, cap
     cache.discard(biggest(remote), [(0, 1)])
 
 
-def test_a_full_disk_is_no_error(tmp_path: Path, remote: Remote) -> None:
+def test_a_full_disk_is_not_an_error(tmp_path: Path, remote: Remote) -> None:
     """If blocks are truncated or cannot be written at all, reads still succeed and cached blocks stay usable."""
     name = biggest(remote)
     remote.check(BlockCache(tmp_path, 9 * BLOCK_BYTES), name, [(0, 1)])
@@ -380,9 +382,7 @@ def test_readers_of_a_block_fetch_it_once(tmp_path: Path, remote: Remote) -> Non
 def test_a_user_that_never_finishes_fetching_blocks_no_other_user(
     tmp_path: Path, remote: Remote, how: signal.Signals
 ) -> None:
-    """If the user is killed, its lock is released; if it is stopped, others wait `wait_seconds` and fetch by
-    themselves.
-    """
+    """A killed user's lock is released; others wait `wait_seconds` for a stopped user and then fetch themselves."""
     name = biggest(remote)
     order = {"do": "read", "max_bytes": 9 * BLOCK_BYTES, "reads": 1, "places": [name, [[0, 9], [BLOCK_BYTES, 9]]]}
     log = tmp_path / "log"
@@ -415,7 +415,7 @@ def test_a_child_holds_no_lock_of_its_dead_parent(tmp_path: Path, remote: Remote
 
 
 @pytest.mark.slow
-def test_a_ledger_that_is_held_for_ever_is_no_error(
+def test_a_ledger_lock_that_is_never_released_is_not_an_error(
     tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = BlockCache(tmp_path, 9 * BLOCK_BYTES)
@@ -441,7 +441,7 @@ def watched(folder: Path, max_bytes: int) -> Iterator[None]:
         assert 0 < int(out) <= max_bytes, err
 
 
-def test_threads_and_processes_read_exactly_within_the_bound(tmp_path: Path, remote: Remote) -> None:
+def test_threads_and_processes_read_correctly_within_the_bound(tmp_path: Path, remote: Remote) -> None:
     """FETCH-2: with twelve readers and a cache half the size of the objects, the bound holds at every moment."""
     max_bytes = 4 * BLOCK_BYTES + 1000
     folder = tmp_path / "cache"
@@ -475,21 +475,21 @@ def check_a_kill(folder: Path, remote: Remote, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_killed_user_costs_the_other_nothing(tmp_path: Path, remote: Remote, seed: int) -> None:
+def test_a_killed_user_does_not_affect_the_other(tmp_path: Path, remote: Remote, seed: int) -> None:
     """FETCH-2."""
     check_a_kill(tmp_path / "cache", remote, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_hundred_killed_users_cost_the_others_nothing(tmp_path: Path, remote: Remote) -> None:
-    """FETCH-2: the users take turns in three folders, with different bounds."""
+def test_a_hundred_killed_users_do_not_affect_the_others(tmp_path: Path, remote: Remote) -> None:
+    """FETCH-2: the bounds differ from pair to pair."""
     for seed in range(1000, 1100):
         check_a_kill(tmp_path / f"cache-{seed % 3}", remote, seed)
         shutil.rmtree(tmp_path / f"cache-{(seed + 1) % 3}", ignore_errors=True)
 
 
-def test_signals_break_reads_off_anywhere(tmp_path: Path, remote: Remote) -> None:
+def test_signals_may_interrupt_reads_anywhere(tmp_path: Path, remote: Remote) -> None:
     """STOP-1: no lock is left behind, and later reads are correct."""
     with user(tmp_path, remote, do="interrupt", max_bytes=3 * BLOCK_BYTES, reads=150) as process:
         ends(process)
@@ -506,7 +506,7 @@ def test_forked_children_read_on_their_own(tmp_path: Path, remote: Remote) -> No
     assert not parts(tmp_path)
 
 
-def test_a_cache_too_small_for_a_window_does_not_multiply_what_is_fetched(tmp_path: Path) -> None:
+def test_a_cache_smaller_than_a_window_does_not_multiply_the_bytes_fetched(tmp_path: Path) -> None:
     """Reads of small parts of many blocks that were evicted long ago mostly fetch only the requested bytes."""
     name, num_blocks, size = "ab" * 32, 64, 100_000
     cache, fetched = BlockCache(tmp_path, 8 * BLOCK_BYTES), []

@@ -72,7 +72,7 @@ def _request(connection: socket.socket) -> bytes:
 
 
 def no_tls() -> ssl.SSLContext:
-    raise AssertionError("plain connections need none")
+    raise AssertionError("plain connections need no TLS context")
 
 
 def connections(url: str, tls: Callable[[], ssl.SSLContext] = no_tls, stall_seconds: float = 5.0) -> Connections:
@@ -149,7 +149,7 @@ def test_a_connection_is_reused_only_after_a_complete_body() -> None:
 
 
 def test_a_connection_closed_by_the_server_is_not_reused() -> None:
-    """The server closes it between two requests; the second request must not need a retry."""
+    """The server closes the connection between two requests; the second request must not need a retry."""
     with server([[with_length(BODY, b"Keep-Alive: timeout=1")], [with_length(b"second")]]) as (url, asked):
         client = connections(url)
         assert whole(client.get(url, {})) == BODY

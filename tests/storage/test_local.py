@@ -59,7 +59,7 @@ def test_a_short_read_is_an_error(tmp_path: Path) -> None:
             store.read_ranges("x", [(offset, memoryview(bytearray(4)))])
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_an_error_names_the_missing_file(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     with pytest.raises(StorageError, match=r"cannot read index/x: No such file"):
         store.read("index/x")
@@ -71,7 +71,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a\0b", "a\\b", ".."])
-def test_no_path_leaves_the_store(tmp_path: Path, path: str) -> None:
+def test_paths_outside_the_store_are_refused(tmp_path: Path, path: str) -> None:
     """SAFE-1."""
     with pytest.raises(StorageError, match="stay inside"):
         check_relative(path)

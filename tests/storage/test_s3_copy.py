@@ -49,7 +49,7 @@ def test_copies_succeed_despite_faults(server: S3Server, s3_env: S3Env, fault_pr
     assert proxy.counts().faults and server.uploads(bucket) == []
 
 
-def test_what_a_store_cannot_copy_is_left_to_the_caller(
+def test_copy_returns_false_if_the_store_cannot_copy(
     server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
     proxy = fault_proxy(server, unknown_header="x-amz-copy-source")

@@ -74,7 +74,7 @@ def test_store_problems_are_transient(status: int, text: str, is_slow_down: bool
     assert error.kind == ("slow down" if is_slow_down else "transient") and error.is_transient
 
 
-def test_each_kind_of_answer_is_known() -> None:
+def test_each_kind_of_response_is_recognized() -> None:
     def error(status: int, code: str = "") -> RequestError:
         return error_of_body(status, body(code) if code else "", {}, StorageOptions())
 

@@ -47,7 +47,7 @@ def read_part(store: Store, path: str, offset: int, num_bytes: int) -> bytes:
 # One version.
 
 
-def test_a_large_read_mixes_no_versions(s3_env: S3Env, moto_server: S3Server) -> None:
+def test_a_large_read_never_mixes_versions(s3_env: S3Env, moto_server: S3Server) -> None:
     """FETCH-1: the object is replaced between the requests of one read."""
     s3_env(moto_server)
     size = MAX_RANGE_BYTES + 2**20

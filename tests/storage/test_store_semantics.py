@@ -141,7 +141,7 @@ def test_the_version_changes_when_the_file_changes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("path", ["", ".", "./.", "/x", "../x", "x/../../y", "a\0b", "a\\b"])
-def test_no_path_leaves_a_store(store: Store, path: str) -> None:
+def test_paths_outside_a_store_are_refused(store: Store, path: str) -> None:
     """SAFE-1."""
     with pytest.raises(StorageError, match="stay inside"):
         check_relative(path)

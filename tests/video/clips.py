@@ -124,7 +124,7 @@ class ClipFolder:
             options = (ENCODED.get(name) or IMAGES[name]).split()
             length = ["-frames:v", "40"] if name in ENCODED else ["-frames:v", "1", "-update", "1"]
             arguments = ["-i", real_clip("bikes"), "-an", "-vf", FILTERS.get(name, _SMALL), *length, *options]
-            if "_hidden" in name:  # libvpx hides pictures only in the second pass
+            if "_hidden" in name:  # libvpx hides pictures only in two-pass encoding
                 log = ["-passlogfile", self.folder / name]
                 run_ffmpeg(*arguments, *log, "-pass", 1, "-f", "null", "-")
                 arguments += [*log, "-pass", 2]

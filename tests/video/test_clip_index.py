@@ -96,7 +96,7 @@ def test_a_window_is_a_range_of_whole_pieces_with_checksums(clip: ClipFolder, na
 
 @pytest.mark.parametrize("name", ["h264_open_gop.mp4", "mjpeg.mov", "hevc_10bit.mkv", "gray.mkv"])
 def test_a_short_window_is_a_part_of_a_long_clip(clip: ClipFolder, name: str) -> None:
-    """This is the purpose of an index: reading a window reads from one key frame on, and not the whole clip."""
+    """With an index, a window needs only the bytes from the preceding key frame on, not the whole clip."""
     data, found = clip(name).read_bytes(), indexed(clip(name))
     last = found.window(found.num_frames - 1, 1)
     assert last.num_bytes < len(data) / 2 and last.first_byte > len(data) / 4
@@ -207,7 +207,7 @@ def test_invalid_packets_are_refused(
 
 @pytest.mark.parametrize(("flags", "num_frames"), [([3, 2, 2], 3), ([3, 0, 2], 2)])
 def test_two_packets_with_the_same_time_are_refused(flags: list[int], num_frames: int) -> None:
-    """SAMPLE-2: otherwise, one packet's frame could replace the other's, or a frame would be left unwritten."""
+    """SAMPLE-2: one packet's frame could replace the other's, or a frame could be left unwritten."""
     with pytest.raises(DecodeError, match="the same timestamp"):
         packets_of([0, 512, 512], [0, 9, 18], [9, 9, 9], flags).window(0, num_frames)
 

@@ -35,7 +35,7 @@ def clap(width: Fraction, height: Fraction, right: Fraction, down: Fraction) -> 
 
 
 def with_clap(data: bytes, added: bytes) -> bytes:
-    """Return an MP4 file, whose index follows its packets, with one more box in its video sample description."""
+    """Add a box to the video sample description of an MP4 file whose index follows its packets."""
     changed = bytearray(data)
     place = data.index(b"avcC") - 4
     for kind in NESTED:
@@ -45,7 +45,7 @@ def with_clap(data: bytes, added: bytes) -> bytes:
 
 
 def with_pixel_crop(data: bytes, left: int, top: int) -> bytes:
-    """Return a Matroska file with its display size replaced by margins of the same number of bytes."""
+    """Replace the display size of a Matroska file by margins of the same number of bytes."""
     changed = bytearray(data)
     for display, margin, pixels in (("54b081", "54cc81", left), ("54ba81", "54bb81", top)):
         place = data.index(bytes.fromhex(display))
@@ -76,7 +76,7 @@ def check(path: Path) -> None:
 def test_a_clean_aperture_is_cropped_as_in_ffmpeg(
     clip: ClipFolder, tmp_path: Path, name: str, place: tuple[int, int, int, int]
 ) -> None:
-    """SAMPLE-1: size and every pixel are equal, also for frames that are rotated for display."""
+    """SAMPLE-1: size and every pixel equal ffmpeg's, also for frames that are rotated for display."""
     path = tmp_path / name
     path.write_bytes(with_clap(clip(name).read_bytes(), clap(*map(Fraction, place))))
     assert path.stat().st_size == clip(name).stat().st_size + 40
@@ -150,7 +150,7 @@ def reads_of(file: bytes) -> list[tuple[int, int]]:
 
 
 def test_a_hostile_file_needs_few_reads_and_little_memory() -> None:
-    """SAFE-1: many nested boxes, and a property list as large as the file."""
+    """SAFE-1: 300,000 boxes in a box, and a property list as large as the file."""
     track = box(b"trak", b"")
     tracks = box(b"moov", track * 300_000)
     assert len(reads_of(box(b"ftyp", b"isom") + tracks)) < 70_000

@@ -105,7 +105,7 @@ def test_a_video_that_mp4_cannot_hold_is_refused_with_a_remedy(clip: ClipFolder,
 
 
 def test_the_file_starts_at_a_key_frame_and_ends_with_the_last_packet_needed(tmp_path: Path) -> None:
-    """Other parts of a film add no bytes; the same window gives the same bytes, without dates and versions."""
+    """A cut contains only the packets that it needs; equal windows give equal bytes, without dates and versions."""
     film = encode(frames_of("bikes", 160, 96, 120), options={"g": "12", "bf": "2", "sc_threshold": "0"})
     sizes = [len(cut(film, start, 6).data) for start in (12, 18, 23)]
     assert sizes[0] < sizes[1] < sizes[2] < len(film) / 3
@@ -119,7 +119,7 @@ def test_the_file_starts_at_a_key_frame_and_ends_with_the_last_packet_needed(tmp
 
 
 def test_the_last_frame_lasts_as_long_as_in_its_source(clip: ClipFolder) -> None:
-    """With a variable rate, its duration is the time until the source's next frame, which is not in the file."""
+    """With a variable rate, the last frame lasts until the source's next frame, which is not in the file."""
     path = clip("variable_rate.mp4")
     info = probe(path)
     times = [*seconds_of(info), Fraction(info.duration_seconds).limit_denominator(12800)]

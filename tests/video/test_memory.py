@@ -91,7 +91,7 @@ def test_a_rotated_photo_leaves_nothing_for_the_garbage_collector(clip: ClipFold
 
 @pytest.mark.parametrize("name", ["h264_open_gop.mp4", "h264_one_gop.mp4", "mpeg2.mpg"])
 def test_a_damaged_clip_leaves_nothing_for_the_garbage_collector(clip: ClipFolder, name: str) -> None:
-    """MEM: also if decoding fails or succeeds at the second attempt."""
+    """MEM: this also holds if decoding fails or succeeds at the second attempt."""
     data = damaged(clip(name).read_bytes())
     decode_some(data)
     with no_collection():
@@ -115,7 +115,7 @@ def test_hundreds_of_decodes_leak_no_memory(clip: ClipFolder, name: str) -> None
 
 
 def test_probes_and_failures_leak_no_memory(clip: ClipFolder) -> None:
-    """MEM: also for probing and for a clip that ends early."""
+    """MEM: this also holds for probing and for a clip that ends early."""
     whole = clip("h264_open_gop.mp4").read_bytes()
     check_no_loss(lambda: probe(whole), 200)
     cut = clip("h264_open_gop.mkv").read_bytes()[:-3000]
@@ -135,7 +135,7 @@ def in_use() -> int:
     """Return the number of bytes allocated by the C library, without its free memory."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
-        pytest.skip("this C library does not say what it has handed out")
+        pytest.skip("this C library does not report its allocated memory (mallinfo2)")
     library.mallinfo2.restype = MallocInfo
     gc.collect()
     info = library.mallinfo2()

@@ -22,7 +22,7 @@ from tests.video.clips import VIDEO_NAMES, ClipFolder, run_ffmpeg
 
 @pytest.mark.parametrize("name", VIDEO_NAMES)
 def test_timestamps_equal_those_of_a_full_decode(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2: the frames counted from packets are those of a full decode, with edit lists and hidden pictures."""
+    """SAMPLE-2: frames counted from packets equal those of a full decode, including edit lists and hidden pictures."""
     with av.open(str(clip(name)), "r") as container:
         decoded = [frame.pts for frame in container.decode(video=0)]
     info = probe(clip(name))

@@ -34,7 +34,7 @@ PICTURES = (
     PictureFormat(72, 96, accuracy="exact"),
     PictureFormat(72, 96, accuracy="fast"),
     PictureFormat(72, 96, pixels="yuv420p"),
-    PictureFormat(90, 160, pixels="yuv420p"),  # for most clips without scaling
+    PictureFormat(90, 160, pixels="yuv420p"),  # the size of most clips, so no scaling
     PictureFormat(33, 21, accuracy="exact"),
 )
 
@@ -144,8 +144,7 @@ def test_a_decoder_that_stopped_early_starts_afresh(clip: ClipFolder, name: str,
 
 # Damage.
 
-#: Codecs whose pictures depend only on their bytes; with damage, HEVC leaves old memory and FFV1 the last picture in
-#: gaps.
+#: Clips whose decoders depend only on the bytes. With damage, HEVC leaves old memory in gaps, FFV1 the last picture.
 PURE = ("h264_open_gop.mp4", "h264_one_gop.mp4", "vp9_odd.webm", "av1.mp4", "mjpeg.mov")
 
 
@@ -171,7 +170,7 @@ def test_damage_is_detected_by_exactly_one_checksum(clip: ClipFolder, name: str)
 
 @pytest.mark.parametrize("name", PURE)
 def test_damaged_packets_give_the_same_frames_as_the_damaged_container(clip: ClipFolder, name: str) -> None:
-    """SAFE-1, SAMPLE-2: or there is an error, but no shifted frames, and no frames of earlier clips.
+    """SAFE-1, SAMPLE-2: the frames are equal or there is an error, but no shifted frames or frames of earlier clips.
 
     The container path reads its timestamps from the file again, so that frames at the same position are the same
     frames.
@@ -186,7 +185,7 @@ def test_damaged_packets_give_the_same_frames_as_the_damaged_container(clip: Cli
             found, _ = from_packets(decoder, bad, index, start, 6, picture)
             assert np.array_equal(found, from_container(bad, start, 6, picture)[0])
             num_same += 1
-    assert num_same < 20 and (num_same or name == "av1.mp4")  # whose decoder detects most damage
+    assert num_same < 20 and (num_same or name == "av1.mp4")  # AV1's decoder detects most damage
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -278,7 +277,7 @@ def replace_info(index: ClipIndex, **values: Any) -> ClipIndex:
 
 
 def num_kept(decoder: StoredDecoder) -> int:
-    """Return the number of decoders that it keeps open."""
+    """Return the number of codec contexts that a decoder keeps open."""
     return len(decoder._open)
 
 
@@ -343,7 +342,7 @@ def test_hundreds_of_windows_leak_no_memory(clip: ClipFolder, num_threads: int) 
 
 @pytest.mark.parametrize("name", ["h264_open_gop.mp4", "vp9_odd.webm", "hevc_10bit.mkv", "turn_90.mp4", "mjpeg.mov"])
 def test_no_picture_is_left_for_the_garbage_collector(clip: ClipFolder, name: str) -> None:
-    """MEM: also after failures."""
+    """MEM: this also holds after failures."""
     data, index, decoder = clip(name).read_bytes(), indexed(clip(name)), StoredDecoder()
     from_packets(decoder, data, index, 0, 4, PICTURES[0])
     with no_collection():

@@ -111,7 +111,7 @@ def test_a_codec_that_is_not_allowed_is_named(tmp_path: Path, sound: SoundClips)
 
 @pytest.mark.parametrize("order", ["FR+FL+LFE", "FL+LFE+BL"])
 def test_channels_in_an_unnamed_order_are_refused(order: str, tmp_path: Path) -> None:
-    """PyAV frees the list of such channels twice, which would crash the process."""
+    """PyAV frees the channel list of an unnamed order twice, which would crash the process."""
     path, sines = tmp_path / "a.mov", "0.1*sin(t)|0.2*sin(2*t)|0.3"
     run_ffmpeg(
         *(
@@ -161,7 +161,7 @@ def test_timestamps_years_away_are_refused(sound: SoundClips) -> None:
 
 
 def test_a_track_whose_first_packets_are_incomplete_is_silent_there(sound: SoundClips) -> None:
-    """For example, recordings that begin in the middle of a packet."""
+    """Recordings may begin in the middle of a packet."""
     data = sound("ac3_mp4").read_bytes()
     index, good = index_audio(data), decoded(data)
     assert index is not None

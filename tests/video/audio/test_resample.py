@@ -60,7 +60,7 @@ def test_mixing_follows_the_standard_without_overflow() -> None:
 
 @pytest.mark.parametrize(("codec", "layout", "ending"), [("flac", "7.1", "mkv"), ("aac", "7.1", "mp4")])
 def test_tracks_of_eight_channels_are_delivered(codec: str, layout: str, ending: str, tmp_path: Path) -> None:
-    """PyAV crashes when it counts the planes of such frames."""
+    """PyAV crashes when it counts the planes of frames with eight channels."""
     path, tones = tmp_path / f"a.{ending}", "|".join(f"0.2*sin({300 + 100 * n}*2*PI*t)" for n in range(8))
     run_ffmpeg(
         *("-f", "lavfi", "-i", "color=s=64x64:r=25:d=1", "-f", "lavfi"),

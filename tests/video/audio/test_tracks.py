@@ -61,7 +61,7 @@ def test_fluctuating_timestamps_do_not_interrupt_the_audio(kind: str, jitter: fl
     np.testing.assert_array_equal(out[start : start + length], source[:length])
 
 
-def test_a_sample_rate_may_change_in_the_middle(tmp_path: Path) -> None:
+def test_a_sample_rate_may_change_within_a_track(tmp_path: Path) -> None:
     """Two programs of a transport stream have the same tone: 44.1 kHz mono, then 48 kHz stereo."""
     picture = ("-f", "lavfi", "-i", "color=s=64x64:r=25:d=2")
     for name, rate, channels in (("a", 44100, 1), ("b", 48000, 2)):
