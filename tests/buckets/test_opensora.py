@@ -1,4 +1,4 @@
-"""Tests of Open-Sora's rule against its own answers, a plain reimplementation, and the frequencies of its draws."""
+"""Tests of Open-Sora's rule against its own results, a plain reimplementation, and the frequencies of its draws."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streamvid.buckets.ratios import Ratios
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = json.loads((DATA / "opensora_golden.json").read_text())
 GOLDEN_V12 = json.loads((DATA / "opensora_v12_golden.json").read_text())
-Z_AT_1E_6 = 4.892  # quantile of the normal distribution, two-sided
+Z_AT_1E_6 = 4.892  # two-sided quantile of the normal distribution
 
 Flip = Callable[[float], bool]
 """Draw that returns True with the given probability."""
@@ -57,7 +57,7 @@ def facts_of(config: BucketConfig, num_frames: int, height: int, width: int, fps
 
 @pytest.mark.parametrize("name", sorted(GOLDEN["configs"]))
 def test_assignment_equals_opensora(name: str) -> None:
-    """Covers all 2,400 answers of Open-Sora's own code, with probabilities, batch sizes and draws."""
+    """Covers all 2,400 results of Open-Sora's own code, with probabilities, batch sizes and draws."""
     cases = [case[1:] for case in GOLDEN["cases"] if case[0] == name]
     differing = []
     for num_frames, height, width, fps, fps_max, seed, expected in cases:
@@ -80,7 +80,7 @@ def test_assignment_equals_opensora(name: str) -> None:
 
 
 def test_assignment_equals_opensora_1_2() -> None:
-    """Covers all 600 answers of its own code: T + 1 frames for a bucket of T, areas, pairs, and names such as 512."""
+    """Covers all 600 results of its own code: T + 1 frames for a bucket of T, areas, pairs, and names such as 512."""
     differing = []
     for number, form in enumerate(GOLDEN_V12["configs"]):
         config = bucket_config_from_json({"bucket_config": form, "assign": "all"})

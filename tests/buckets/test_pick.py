@@ -1,4 +1,4 @@
-"""Tests of the frames that a delivery shows, against DiffSynth's own answers and plain arithmetic."""
+"""Tests of the frames that a delivery shows, against DiffSynth's own results and plain arithmetic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ bases = st.sampled_from([Fraction(1, 1000), Fraction(1, 12800), Fraction(1, 9000
 
 
 def test_counts_and_numbers_equal_diffsynths() -> None:
-    """Covers all 400 cases of DiffSynth's own operator: prefix, short clips with the rule k*n+1, and fix_frame_rate."""
+    """PLAN: covers all 400 cases of DiffSynth's own operator: prefix, short clips by rule k*n+1, and fix_frame_rate."""
     assert len(GOLDEN) == 400
     for total, fps, seconds, asked, factor, target, is_fixed, count, numbers in GOLDEN:
         rate = FrameRate("fix_frame_rate", Fraction(target)) if is_fixed else FrameRate()
@@ -77,7 +77,7 @@ def test_steps_stay_within_the_clip_or_are_refused(num_frames: int, start: int, 
 
 @given(st.integers(0, 1000), st.integers(1, 100), st.integers(1, 8))
 def test_open_soras_window_equals_its_linspace(start: int, count: int, interval: int) -> None:
-    """The frames equal numpy.linspace over the window, truncated, as in Open-Sora's temporal_random_crop."""
+    """OPEN-SORA: the frames equal numpy.linspace over the window, truncated, as in its temporal_random_crop."""
     end = start + count * interval
     expected = np.linspace(start, end - 1, count, dtype=int).tolist()
     assert list(Pick(count, start, interval, "linspace").numbers(end)) == expected == linspace(start, end - 1, count)

@@ -1,4 +1,4 @@
-"""Tests of sizes and frame counts that follow the clip, against DiffSynth-Studio's own answers."""
+"""Tests of sizes and frame counts that follow the clip, against DiffSynth-Studio's own results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def taken_frames(available: int, max_frames: int, rule: FrameRule) -> int:
 
 
 def test_sizes_equal_diffsynth_studios() -> None:
-    """DiffSynth-Studio checklist, rows 9 and 10: all answers of its own code that choose at least one side."""
+    """DiffSynth-Studio checklist, rows 9 and 10: of its own code's 400 results, all that choose at least one side."""
     assert len(SIZES) == 400
     differing = [
         case

@@ -33,7 +33,7 @@ def assign_or_none(table: BucketTable, *clip: int, is_image: bool = False) -> Bu
 
 
 def test_assignment_equals_opensora() -> None:
-    """Compares with answers of Open-Sora's own code; its 768px and 1024px buckets accept only images."""
+    """Compares with results of Open-Sora's own code; its 768px and 1024px buckets accept only images."""
     table = BucketTable(
         bucket
         for resolution in OPENSORA["image_resolutions"]
@@ -140,7 +140,7 @@ def test_a_shorter_clip_falls_through_to_the_next_class() -> None:
 
 
 def test_among_equal_ratios_the_most_frames_win() -> None:
-    """Frames count, not pixels: 73 frames of the smaller size have fewer pixels than 65 of the larger one."""
+    """The frame count decides even if there are fewer pixels: 73 small frames have fewer pixels than 65 large ones."""
     table = BucketTable([Bucket(65, 720, 1280), Bucket(73, 648, 1152)])
     assert table.assign(100, 1080, 1920).num_frames == 73
     assert table.assign(72, 1080, 1920).num_frames == 65

@@ -24,8 +24,7 @@ BODY = bytes(range(256)) * 8
 
 @contextmanager
 def server(answers: Sequence[Sequence[bytes]], tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[bytes]]]:
-    """Run a server that sends one answer per request, split into the given pieces; an empty answer closes the
-    connection.
+    """Run a server that sends one response per request, split as given; an empty response closes the connection.
 
     Yield its URL and the list of received requests, in order.
     """

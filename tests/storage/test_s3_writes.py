@@ -191,7 +191,7 @@ def test_a_store_without_conditional_writes_checks_first(s3_env: S3Env, moto_ser
 def test_a_store_that_cannot_list_uploads_has_none_to_abort(
     s3_env: S3Env, moto_server: S3Server, refusal: tuple[int, str]
 ) -> None:
-    """Regression: the failed cleanup made sealing report an error and left the staging folder."""
+    """Regression: because this cleanup failed, sealing reported an error and left the staging folder."""
     s3_env(moto_server)
     with stub_s3(list_of_uploads=refusal) as stub:
         store = open_store("s3://stub", StorageOptions(endpoint_url=stub.endpoint_url))

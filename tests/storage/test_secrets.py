@@ -97,7 +97,7 @@ def test_no_secret_in_logs_errors_and_pickles(
     if source == "endpoint":
         assert "the endpoint URL must not contain a user name or a password" in said
     else:
-        assert "403" in said and "refused" in said  # the failures were logged
+        assert "403" in said and "refused" in said  # the expected failures occurred
     for text in (said, without_foreign_token(logged)):
         assert "CANARY" not in text
     assert not {SECRET, SECRET.replace("/", "")} & set(re.findall(r"CANARY[\w/+]*", logged))

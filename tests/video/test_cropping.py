@@ -160,6 +160,6 @@ def test_a_hostile_file_needs_few_reads_and_little_memory() -> None:
 
 
 def test_nothing_is_read_beyond_the_description_of_the_tracks() -> None:
-    """The fragments of a long file may be far away."""
+    """FETCH: the fragments of a long file may be far away."""
     head = box(b"ftyp", b"isom") + box(b"moov", box(b"trak", b""))
     assert max(offset for offset, _ in reads_of(head + box(b"moof", b"") * 1000)) < len(head)
