@@ -1,4 +1,7 @@
-"""search_batch_sizes: the largest batch of the base, the others by its time (row 37 of Open-Sora's checklist)."""
+"""Tests of search_batch_sizes: the largest batch for the base bucket, then others limited by its step time.
+
+Open-Sora checklist, row 37.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ SHAPES = [
 
 
 class Model:
-    """A step with a known cost and a memory of a known size; its clock tells what its steps have cost."""
+    """Model with a known step cost and memory limit; its clock counts the cost of its steps."""
 
     def __init__(self, memory: int, constant: int, per_pair: int) -> None:
         self.memory, self.constant, self.per_pair = memory, constant, per_pair
@@ -50,7 +53,7 @@ class Model:
         self.now += self.cost(shape)
 
     def best(self, base: str, most: int) -> dict[str, int]:
-        """What the search has to find, by trying all sizes."""
+        """Return the expected result by trying all sizes."""
         shapes = dict(SHAPES)
 
         def largest(name: str, limit: float) -> int:
@@ -67,10 +70,10 @@ class Model:
     memory=st.integers(32_760, 2_000_000), constant=st.integers(0, 10**9), per_pair=st.integers(0, 5),
     most=st.integers(1, 300), base=st.sampled_from([None, "832x480-17f"]),
 )  # fmt: skip
-def test_the_sizes_are_the_best_of_all_by_cost_and_memory(
+def test_the_sizes_are_the_best_by_cost_and_memory(
     memory: int, constant: int, per_pair: int, most: int, base: str | None
 ) -> None:
-    """Row 37: against a search through all sizes, for any cost model that grows with the batch."""
+    """Open-Sora checklist, row 37: the result equals a full search, for any cost model that grows with the batch."""
     model = Model(memory, constant, per_pair)
     found = search_batch_sizes(
         model.step, SHAPES, base=base, max_batch_size=most, warmup=1, steps=3, clock=lambda: float(model.now)
@@ -84,7 +87,7 @@ def test_the_sizes_are_the_best_of_all_by_cost_and_memory(
     assert len({(t.bucket_id, t.batch_size) for t in found.trials}) == len(found.trials) <= 20 * len(SHAPES)
 
 
-def test_what_does_not_run_with_one_sample_is_said_and_the_rest_is_kept() -> None:
+def test_a_bucket_too_large_for_one_sample_is_reported_and_the_others_are_kept() -> None:
     model = Model(memory=10_000, constant=0, per_pair=0)
     with pytest.raises(ConfigError, match="not even one sample from bucket 832x480-81f fits in memory"):
         search_batch_sizes(model.step, SHAPES, clock=lambda: float(model.now))
@@ -95,7 +98,7 @@ def test_what_does_not_run_with_one_sample_is_said_and_the_rest_is_kept() -> Non
 
 
 def test_only_out_of_memory_counts_as_too_large() -> None:
-    """Open-Sora's tool takes every error for it, and so finds sizes for a step that is broken."""
+    """Open-Sora's tool treats every error as out of memory, and so finds sizes for a broken step."""
 
     def broken(shape: tuple[int, ...]) -> None:
         raise RuntimeError("shapes do not fit")
@@ -111,8 +114,8 @@ def test_only_out_of_memory_counts_as_too_large() -> None:
     assert set(found.sizes.values()) == {3}
 
 
-def test_the_frames_of_a_failed_step_are_gone_before_the_next_batch() -> None:
-    """What a step held when it ran out of memory must not lie in the way of the next."""
+def test_tensors_of_a_failed_step_are_released_before_the_next_batch() -> None:
+    """Memory held by a step that ran out of memory must be released before the next step."""
     failed: list[weakref.ref[torch.Tensor]] = []
 
     def step(shape: tuple[int, ...]) -> None:
@@ -140,13 +143,13 @@ def test_the_frames_of_a_failed_step_are_gone_before_the_next_batch() -> None:
         ({"tolerance": 2.0}, "tolerance=2.0"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(arguments: dict[str, object], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         search_batch_sizes(lambda shape: None, **({"shapes": SHAPES} | arguments))  # type: ignore[arg-type]
 
 
-def test_a_step_of_torch_gives_sizes_that_the_loader_takes_and_costs_that_the_plan_takes(tmp_path: Path) -> None:
-    """Row 37, with a real model, optimizer and clock: the found sizes are those of the batches that are delivered."""
+def test_results_of_a_torch_step_work_as_batch_sizes_and_as_costs(tmp_path: Path) -> None:
+    """Open-Sora checklist, row 37: with a real model and optimizer, the loader delivers batches of the found sizes."""
     root = build_dataset(tmp_path / "ds", {SMALL: [8], TALL: [8], LONG: [8]})
     with VideoLoader(root, batch_size=1, world=World(0, 1), num_workers=0) as loader:
         shapes, buckets = loader.shapes, loader.buckets
@@ -185,7 +188,7 @@ def broken():
 """
 
 
-def test_the_tool_prints_what_a_configuration_takes(
+def test_the_tool_prints_a_batch_size_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = build_dataset(tmp_path / "ds", {SMALL: [2], LONG: [2]})

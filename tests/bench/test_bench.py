@@ -1,4 +1,4 @@
-"""The benchmark of a user's machine and store, on real datasets: figures that agree with what is stored."""
+"""Tests of the benchmark of a user's machine and store, on real datasets: its figures agree with the stored data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = BenchOptions(batch_size=1, num_workers=(1,), seconds=0.4)
 
 
 def children() -> set[int]:
-    """Process ids of what this process started and has not waited for."""
+    """Return the process IDs of this process's children."""
     return {process.pid for process in psutil.Process().children()}
 
 
@@ -30,8 +30,8 @@ def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_dataset(tmp_path_factory.mktemp("sizes"), {SMALL: [3, 2], LARGE: [5]})
 
 
-def test_figures_agree_with_what_is_stored_and_nothing_is_left(two_sizes: Path) -> None:
-    """STOP-1. Samples, bytes and sums are those of the index; larger frames take a decoder longer."""
+def test_figures_agree_with_the_index_and_no_process_is_left(two_sizes: Path) -> None:
+    """STOP-1: samples, bytes and sums agree with the index, larger frames decode slower, and no process is left."""
     before, threads = children(), threading.active_count()
     phases: dict[str, list[tuple[int, int]]] = {}
     report = bench(two_sizes, QUICK, lambda phase, done, total: phases.setdefault(phase, []).append((done, total)))
@@ -54,7 +54,7 @@ def test_figures_agree_with_what_is_stored_and_nothing_is_left(two_sizes: Path) 
         assert steps[0][0] == 0 and steps[-1][0] == steps[-1][1] and steps == sorted(steps)
 
 
-def test_a_step_time_is_answered_and_all_of_it_is_json(two_sizes: Path) -> None:
+def test_a_step_time_gets_an_answer_and_the_report_is_json(two_sizes: Path) -> None:
     options = BenchOptions(max_tokens_per_batch=2000, num_workers=(0,), seconds=0.3, step_seconds=1000.0)
     report = bench(streamvid.open_dataset(two_sizes), options)
     assert report.need is not None and report.need.num_workers == 1 and not report.need.obstacles
@@ -66,7 +66,7 @@ def test_a_step_time_is_answered_and_all_of_it_is_json(two_sizes: Path) -> None:
 
 
 def test_one_sample_is_enough(tmp_path: Path) -> None:
-    """Batches are filled with repeats of it: what is measured is the machine, and no epoch."""
+    """Batches are filled with repeats of the sample, because the benchmark measures the machine and not an epoch."""
     root = build_dataset(tmp_path, {SMALL: [1]}, split="val")
     report = bench(root, BenchOptions(num_workers=(0,), seconds=0.2, split="val"))
     assert report.num_samples == report.store[0].num_samples == 1
@@ -74,8 +74,8 @@ def test_one_sample_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bad_samples_are_counted_and_told(tmp_path: Path) -> None:
-    """BAD-1: neither the pass over the store nor the loader stops at one."""
+def test_bad_samples_are_counted_and_reported(tmp_path: Path) -> None:
+    """BAD-1: neither the store pass nor the loader stops at a bad sample."""
     root = build_dataset(tmp_path, {SMALL: [6]})
     dataset = streamvid.open_dataset(root)
     (tar,) = root.rglob("*.tar")
@@ -88,7 +88,7 @@ def test_bad_samples_are_counted_and_told(tmp_path: Path) -> None:
     assert any("1 of 6 samples have a checksum mismatch" in one for one in report.warnings)
 
 
-def test_what_cannot_be_measured_is_refused_before_anything_is_read(two_sizes: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_refused_before_any_read(two_sizes: Path, tmp_path: Path) -> None:
     before = children()
 
     def begun(phase: str, done: int, total: int) -> None:
@@ -108,7 +108,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_read(two_sizes: P
     assert children() == before
 
 
-def test_options_that_cannot_be_are_named() -> None:
+def test_invalid_options_are_refused() -> None:
     for values, message in (
         ({"seconds": 0}, "seconds=0"),
         ({"seconds": float("nan")}, "seconds=nan"),

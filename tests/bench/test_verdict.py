@@ -1,4 +1,4 @@
-"""What figures of a benchmark mean: pure functions on synthetic figures."""
+"""Tests of how benchmark figures are interpreted: pure functions on synthetic figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIZES = {"small": 4, "big": 2}
 def run_of(
     num_workers: int = 4, rate: float = 100.0, busy: float = 1.0, reading: float = 0.1, main: float = 0.1, **other: Any
 ) -> LoaderRun:
-    """Ten seconds of a loader, half of its decoding in each of two buckets of which one costs nine times the other."""
+    """Build a ten-second run with equal decoding time in two buckets, one nine times as costly per sample."""
     num_samples, decode = int(rate * 10), busy * max(1, num_workers) * 10
     cheap = num_samples * 9 // 10
     values = {
@@ -62,26 +62,26 @@ def run_of(
         (run_of(4), FAST, "decoders"),
         (run_of(8), FAST, "cores"),
         (run_of(16), FAST, "cores"),
-        (run_of(0), FAST, "decoders"),  # one thread decodes, of eight cores
+        (run_of(0), FAST, "decoders"),  # one decoding thread, eight cores
         (run_of(4, busy=0.3, reading=0.95), FAST, "store"),
         (run_of(4, rate=9_000, busy=0.3), FAST, "store"),
         (run_of(4, busy=0.3, main=0.9), FAST, "main"),
         (run_of(4, busy=0.3, room=7.0), FAST, "ring"),
-        (run_of(4, busy=0.3, room=8.0), FAST, "decoders"),  # handing small samples over takes their time
+        (run_of(4, busy=0.3, room=8.0), FAST, "decoders"),  # handing over small samples takes a worker's time
         (run_of(8, busy=0.3), FAST, "cores"),
         (run_of(8, busy=0.8, worker_cpu_seconds=70.0), FAST, "cores"),
         (run_of(4, busy=0.9, reading=0.95, main=0.95), FAST, "decoders"),
     ],
 )
-def test_what_is_at_work_all_the_time_is_the_limit(run: LoaderRun, store: StoreRun, limit: str) -> None:
+def test_the_busiest_part_is_the_limit(run: LoaderRun, store: StoreRun, limit: str) -> None:
     assert limit_of(usage_of(run, store, 8), num_cores=8) == limit
     verdict = judge([run], [store, store], SETTING)
     assert verdict.limit == limit and verdict.advice
     assert f"{run.samples_per_second:.1f} samples/s" in verdict.reasons[0]
 
 
-def test_of_runs_alike_the_one_with_more_workers_is_judged() -> None:
-    """Two workers that give no more than one show that more workers are no help."""
+def test_among_similar_runs_the_one_with_more_workers_is_judged() -> None:
+    """If eight workers are no faster than one, more workers do not help."""
     pair = [run_of(1, rate=100), run_of(8, rate=99)]
     assert judge(pair, [FAST, FAST], SETTING).limit == "cores"
     worse = judge([run_of(1, rate=200), run_of(8, rate=99)], [FAST, FAST], SETTING)
@@ -89,7 +89,7 @@ def test_of_runs_alike_the_one_with_more_workers_is_judged() -> None:
     assert not any("more workers" in one for one in worse.advice)
 
 
-def test_a_cold_store_that_is_slower_than_the_loader_is_told_and_not_taken_for_the_limit() -> None:
+def test_a_cold_store_slower_than_the_loader_is_reported_but_is_not_the_limit() -> None:
     cold = replace(FAST, num_samples=50)
     verdict = judge([run_of(4, rate=100)], [cold, FAST], SETTING)
     assert verdict.limit == "decoders" and any(
@@ -98,12 +98,12 @@ def test_a_cold_store_that_is_slower_than_the_loader_is_told_and_not_taken_for_t
     assert not any("slowest" in one for one in judge([run_of(4, rate=100)], [FAST, FAST], SETTING).reasons)
 
 
-def test_cores_that_others_have_are_told() -> None:
+def test_cores_used_by_other_processes_are_reported() -> None:
     verdict = judge([run_of(4, worker_cpu_seconds=10.0)], [FAST, FAST], SETTING)
     assert any("a core for only 25% of their working time" in one for one in verdict.reasons)
 
 
-def test_advice_offers_only_what_is_not_done_already() -> None:
+def test_advice_omits_settings_already_in_use() -> None:
     before = judge([run_of(8)], [FAST, FAST], SETTING).advice
     after = judge([run_of(8)], [FAST, FAST], replace(SETTING, clips="native", pixels="yuv420p", accuracy=None)).advice
     assert any("--clips native" in one for one in before) and any("yuv420p" in one for one in before)
@@ -111,7 +111,7 @@ def test_advice_offers_only_what_is_not_done_already() -> None:
 
 
 @given(st.floats(1e-4, 1e4), st.floats(1e-3, 1e3), st.floats(0, 2))
-def test_workers_are_as_many_as_the_work_asks_for_and_not_one_more(busy: float, step: float, margin: float) -> None:
+def test_the_number_of_workers_is_the_smallest_sufficient_one(busy: float, step: float, margin: float) -> None:
     number = workers_for(busy, step, margin)
     wanted = (1 + margin) * busy / step
     assert number >= 1 and number >= wanted - 1e-6 * wanted - 1e-9
@@ -144,15 +144,15 @@ def test_a_need_is_the_mean_over_steps_and_names_the_heaviest() -> None:
     assert found.obstacles == () and found.unmeasured == ()
 
 
-def test_decoders_that_waited_for_others_are_not_taken_for_slow_ones() -> None:
-    """Half idle for want of clips, they could do twice as much; where they limit, what lies between samples is theirs."""
+def test_waiting_decoders_are_not_counted_as_slow() -> None:
+    """Decoders that wait for clips could do more; if they are the limit, time between samples counts as work."""
     run = run_of(8, rate=100, busy=0.5)
     assert math.isclose(decoder_seconds(run, "store")["small"], 20 / 900)
     assert math.isclose(decoder_seconds(run, "cores")["small"], 40 / 900)
 
 
-def test_a_pass_too_short_to_tell_is_no_obstacle() -> None:
-    """Of a small dataset it mostly opens files."""
+def test_a_pass_too_short_to_measure_is_not_an_obstacle() -> None:
+    """For a small dataset, the pass mostly opens files."""
     short = replace(FAST, num_samples=1, seconds=0.4)
     assert not need(passes=[short, FAST]).obstacles and need(passes=[replace(short, seconds=0.6), FAST]).obstacles
     assert "too short" in warnings_of([run_of()], [short, FAST], SIZES)[0]
@@ -164,7 +164,7 @@ def test_a_bucket_without_a_sample_is_named_and_left_out() -> None:
 
 
 @given(st.floats(1e-3, 100), st.integers(1, 64), st.integers(1, 128), st.floats(1, 1e5), st.floats(0.01, 1))
-def test_a_step_can_be_had_exactly_if_it_is_no_shorter_than_the_shortest(
+def test_a_step_time_is_reachable_exactly_if_it_is_not_below_the_fastest(
     step: float, num_ranks: int, num_cores: int, store_rate: float, main: float
 ) -> None:
     store = replace(FAST, num_samples=round(store_rate))
@@ -185,14 +185,14 @@ def test_obstacles_are_cores_store_and_main_process() -> None:
     assert any("main process" in one for one in need(runs=[run_of(8, main=1.0)], step_seconds=0.01).obstacles)
 
 
-def test_a_need_goes_by_the_run_that_filled_the_cores() -> None:
-    """Beyond the cores, workers wait for each other, which would be taken for work."""
+def test_a_need_uses_the_run_that_filled_the_cores() -> None:
+    """With more workers than cores, workers wait for each other, and that time would count as work."""
     runs = [run_of(1, rate=20), run_of(8, rate=100), run_of(64, rate=100)]
     assert need(runs=runs) == need(runs=[runs[1]])
-    assert need(runs=[runs[2]]).num_workers > need(runs=runs).num_workers  # where there is no other, it has to do
+    assert need(runs=[runs[2]]).num_workers > need(runs=runs).num_workers  # the only run is used anyway
 
 
-def test_warnings_name_few_batches_bad_samples_and_buckets_that_did_not_come() -> None:
+def test_warnings_name_few_batches_bad_samples_and_missing_buckets() -> None:
     assert warnings_of([run_of()], [FAST, FAST], SIZES) == ()
     rough, bad = run_of(2, num_steps=3, num_substituted=2), replace(FAST, num_bad=5)
     text = "\n".join(warnings_of([run_of(), rough], [bad, FAST], [*SIZES, "rare"]))

@@ -1,4 +1,4 @@
-"""Number of audio samples of a bucket: exact fractions, and the numbers that models' own code computes."""
+"""Tests of the number of audio samples per bucket: exact fractions and the results of the models' own code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def test_halves_are_rounded_up() -> None:
 
 
 @given(st.integers(1, 2000), RATES, st.integers(1, 4000), st.data())
-def test_a_grid_gives_the_nearest_of_its_counts(
-    num_frames: int, fps: Fraction, factor: int, data: st.DataObject
-) -> None:
+def test_a_grid_gives_the_nearest_count(num_frames: int, fps: Fraction, factor: int, data: st.DataObject) -> None:
     rule = SampleRule(factor, data.draw(st.integers(0, factor)))
     exact, count = num_frames / fps * 16000, rule.num_samples(num_frames, fps, 16000)
     assert count >= 1 and (count - rule.remainder) % factor == 0
@@ -38,7 +36,7 @@ def test_a_grid_gives_the_nearest_of_its_counts(
 @pytest.mark.parametrize("num_frames", [9, 97, 121, 249])
 @pytest.mark.parametrize("fps", [24, 25, 30])
 def test_ltx_gets_whole_latents(num_frames: int, fps: int) -> None:
-    """25 latents per second. At 50 fps there are ties, which floating-point numbers break either way."""
+    """There are 25 latents per second. At 50 fps there are ties, which floating-point numbers break either way."""
     audio = AUDIO_PRESETS["ltx-2.3"]
     count = audio.rule.num_samples(num_frames, Fraction(fps), audio.sample_rate)
     assert count == round(num_frames / fps * 25) * 640

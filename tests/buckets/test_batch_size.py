@@ -57,7 +57,7 @@ def test_unclear_sizes_are_refused(arguments: tuple[Any, Any], message: str) -> 
 
 
 def test_a_glob_may_match_nothing_and_a_name_may_not() -> None:
-    """One config serves datasets that lack some sizes; a misspelt glob shows in the bucket that it leaves bare."""
+    """One config can serve datasets that lack some sizes; a misspelled glob leaves a bucket without an entry."""
     buckets = parse_buckets("832x480@81")
     assert batch_sizes(buckets, {"832x*": 2, "1280x*": 1}) == {"832x480-81f": 2}
     with pytest.raises(ConfigError, match="no entry for bucket 832x480-81f"):
@@ -66,7 +66,7 @@ def test_a_glob_may_match_nothing_and_a_name_may_not() -> None:
         batch_sizes(buckets, {"*": 2, "1280x720-81f": 1})
 
 
-def test_a_lone_star_is_the_default_for_what_no_other_key_names() -> None:
+def test_a_lone_star_is_the_default_for_all_other_buckets() -> None:
     buckets = parse_buckets("832x480@1,832x480@81,256px-1f-16x9")
     expected = {"832x480-1f": 32, "832x480-81f": 4, "256px-1f-16x9": 32}
     for sizes in ({"*-1f*": 32, "*": 4}, {"*": 4, "*-1f*": 32}):
@@ -74,7 +74,7 @@ def test_a_lone_star_is_the_default_for_what_no_other_key_names() -> None:
     assert batch_sizes(buckets, {"*": 4, "*-1f*": 32, "832x480@1": 8}) == expected | {"832x480-1f": 8}
 
 
-def test_globs_that_agree_or_are_settled_are_taken() -> None:
+def test_overlapping_globs_that_agree_or_are_overridden_are_accepted() -> None:
     assert batch_sizes(BUCKETS[:1], {"*-81f": 2, "8*": 2}) == {"832x480-81f": 2}
     assert batch_sizes(BUCKETS[:1], {"*-81f": 1, "8*": 2, "832x480-81f": 3}) == {"832x480-81f": 3}
     assert batch_sizes((Bucket(1, 64, 64),), {"64x64-1f": 5, "64x64@1": 6}) == {"64x64-1f": 5}

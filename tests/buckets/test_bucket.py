@@ -15,7 +15,7 @@ EXPLICIT = Bucket(81, 480, 832)
 NAMED = Bucket(16, 192, 336, "256px", "16:9")
 
 
-def test_the_noun() -> None:
+def test_bucket_properties() -> None:
     assert EXPLICIT.id == "832x480-81f"
     assert EXPLICIT.size_at_frames == "832x480@81"
     assert NAMED.id == "256px-16f-16x9"
@@ -32,7 +32,7 @@ def test_the_noun() -> None:
     name=st.sampled_from(["256px", "480p", "720p"]),
     draw=st.data(),
 )
-def test_ids_and_json_read_back(num_frames: int, multiple: int, name: str, draw: st.DataObject) -> None:
+def test_ids_and_json_round_trip(num_frames: int, multiple: int, name: str, draw: st.DataObject) -> None:
     ratio, (height, width) = draw.draw(st.sampled_from(list(aspect_table(name, multiple).items())))
     named = Bucket(num_frames, height, width, name, ratio)
     explicit = Bucket(num_frames, height, width)
@@ -64,7 +64,7 @@ def test_a_bad_bucket_is_refused(fields: dict[str, Any], message: str) -> None:
         Bucket.from_json({"num_frames": 81, "height": 480, "width": 832} | fields)
 
 
-def test_json_that_is_no_bucket_is_refused() -> None:
+def test_json_that_is_not_a_bucket_is_refused() -> None:
     with pytest.raises(ConfigError, match="is missing required fields; add height, width"):
         Bucket.from_json({"num_frames": 3})
     with pytest.raises(ConfigError, match="must be an object"):

@@ -1,4 +1,4 @@
-"""Bucket configurations: what files may say, what is refused with which words, and what comes out."""
+"""Tests of bucket configurations: accepted files, error messages, and the resulting tables."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def written(folder: Path, text: str, name: str = "buckets.yaml") -> Path:
     return path
 
 
-def test_opensoras_form_is_read_as_it_is(tmp_path: Path) -> None:
-    """Checklist 3 and 15: names with _max and _ar, pairs, (0.0, None), batch sizes."""
+def test_open_soras_format_is_read(tmp_path: Path) -> None:
+    """Open-Sora checklist, rows 3 and 15: names with _max and _ar, pairs, (0.0, None) and batch sizes."""
     config = load_bucket_config(written(tmp_path, OPENSORA_YAML))
     table, wide = aspect_table("256px"), aspect_table("768px")["16:9"]
     by_area = {ratio: height * width for ratio, (height, width) in aspect_table("1024px").items()}
@@ -52,19 +52,19 @@ def test_opensoras_form_is_read_as_it_is(tmp_path: Path) -> None:
     assert config.batch_sizes["256px-33f-1x1"] == 12
     assert config.batch_sizes["768px-1f-16x9"] == 13
     assert config.frame_rate == FrameRate("cap", Fraction(24))
-    # 60 frames of 30 fps are 30 at half the rate: too few for 33.
+    # 60 frames at 30 fps become 30 frames at half the rate, too few for 33.
     assert [bucket.num_frames for bucket in config.choices(ClipFacts(60, 720, 1280, 30.0)).buckets] == [16]
     assert [bucket.num_frames for bucket in config.choices(ClipFacts(66, 720, 1280, 30.0)).buckets] == [33, 16]
 
 
-def test_opensoras_mapping_alone_is_its_bucket_config(tmp_path: Path) -> None:
+def test_open_soras_mapping_without_a_key_is_its_bucket_config(tmp_path: Path) -> None:
     alone = load_bucket_config(
         written(tmp_path, '"256px": {1: [1.0, 45], 33: [1.0, 12]}\n768px_ar16:9: {1: [0.5, 3]}\n')
     )
     assert alone.batch_sizes["256px-33f-1x1"] == 12 and alone.batch_sizes["768px-1f-16x9"] == 3
 
 
-def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
+def test_open_soras_python_configs_are_parsed_but_not_executed(tmp_path: Path) -> None:
     text = "import os\nos.abort()\nbucket_config = {'_delete_': True, '256px': {33: ((1.0, 0.5), 12), 17: (1.0, 4)}}\n"
     path = written(tmp_path, text, "stage1.py")
     with pytest.raises(
@@ -77,14 +77,14 @@ def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     assert all(bucket.width % 32 == 0 for bucket in config.table.buckets)
     with pytest.raises(ConfigError, match="assigns neither bucket_config"):
         load_bucket_config(written(tmp_path, "x = 1\n", "other.py"))
-    # As Python has it: what is assigned last holds, and nothing that a function has of its own.
+    # As in Python, the last assignment counts, and local variables of functions do not.
     text = "bucket_config = {'144px': {9: (1.0, 1)}}\n" + text + "def f():\n    bucket_config = {}\n"
     config = load_bucket_config(written(tmp_path, text, "twice.py"), ["probabilities=opensora-v1.2"])
     assert {bucket.num_frames for bucket in config.table.buckets} == {17, 33}
 
 
-def test_configurations_of_open_sora_1_have_its_names_and_meaning(tmp_path: Path) -> None:
-    """Names without a unit exist in version 1 only, so pairs of numbers have its meaning; tables may use these names."""
+def test_open_sora_1_configurations_keep_their_names_and_meaning(tmp_path: Path) -> None:
+    """Names without a unit exist only in version 1, so pairs have that version's meaning; tables may use them too."""
     table = """bucket_config:
   512: {1: [1.0, 141], 51: [[1.0, 0.25], 8]}
   2k: {1: [0.5, 4]}
@@ -132,8 +132,8 @@ def test_python_configs_that_cannot_be_read_are_named(tmp_path: Path, text: str,
 
 
 @pytest.mark.parametrize("multiple", [8, 16, 32, 64])
-def test_every_size_is_of_the_multiple(multiple: int) -> None:
-    """Checklist 4."""
+def test_every_side_is_a_multiple(multiple: int) -> None:
+    """Open-Sora checklist, row 4."""
     config = BucketConfig(resolution=("480p",), num_frames=(17,), ratios=Ratios(multiple))
     assert {(b.aspect_ratio, b.height, b.width) for b in config.table.candidates} == {
         (ratio, *size) for ratio, size in aspect_table("480p", multiple).items()
@@ -141,8 +141,8 @@ def test_every_size_is_of_the_multiple(multiple: int) -> None:
     assert all(bucket.height % multiple == bucket.width % multiple == 0 for bucket in config.table.buckets)
 
 
-def test_a_users_own_table_takes_the_place_of_the_generated(tmp_path: Path) -> None:
-    """Checklist 5: a fixed table, in the sizes of Open-Sora 1.2, whose 480p has an area of its own."""
+def test_a_custom_table_replaces_the_generated_one(tmp_path: Path) -> None:
+    """Open-Sora checklist, row 5: a fixed table with the sizes of Open-Sora 1.2, whose 480p has a different area."""
     text = """
         bucket_config: {"480p": {51: [1.0, 2]}, "480p_ar1:1": {1: [1.0, 8]}}
         ratios: {"480p": {area: 409920, "1:0.56": 854x480, "1:1.78": 480x854, "1:1": 640x640}}
@@ -156,7 +156,7 @@ def test_a_users_own_table_takes_the_place_of_the_generated(tmp_path: Path) -> N
         (1, 640, 640),
     ]
     assert [b.id for b in config.choices(ClipFacts(60, 480, 854)).buckets] == ["480p-51f-1x0.56"]
-    # 0.8 of the area that was given, not of what 480p is elsewhere.
+    # 0.8 of the given area, not of the usual area of 480p.
     assert config.choices(ClipFacts(60, 512, 640)).buckets == ()
     assert config.choices(ClipFacts(60, 427, 768)).buckets != ()
 
@@ -187,7 +187,7 @@ def test_ratios_are_bounded_or_evenly_spaced() -> None:
     assert [bucket.aspect_ratio for bucket in spaced.choices(clip).buckets] == ["1.5874:1"]
 
 
-def test_frame_rules_and_models_are_kept() -> None:
+def test_frame_rules_and_models_are_enforced() -> None:
     with pytest.raises(
         ConfigError, match=r"832x480-80f: 80 frames do not follow the rule 4k\+1; nearest allowed: 77 and 81"
     ):
@@ -255,7 +255,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": "854,480"}}}', "is not a valid size; write it as width"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_configurations_are_refused_with_a_reason(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError, match=message) as caught:
         load_bucket_config(path)
@@ -270,16 +270,16 @@ def test_what_cannot_be_is_named(tmp_path: Path, text: str, message: str) -> Non
         ("80x16x96", "write the bucket as '80x16@96' if it is width x height x frames or '96x16@80' if it is frames x"),
     ],
 )
-def test_bare_triples_are_refused_wherever_buckets_are_named(text: str, shown: str) -> None:
-    """LTX writes WxHxF and finetrainers FxHxW: the message shows what these very numbers may mean."""
+def test_bare_triples_are_refused_wherever_a_bucket_name_is_expected(text: str, shown: str) -> None:
+    """LTX writes WxHxF and finetrainers FxHxW; the message shows each possible meaning of the given numbers."""
     buckets = parse_buckets("832x480@33")
     for refuse in (parse_bucket, parse_buckets, lambda name: match_buckets(name, buckets)):
         with pytest.raises(ConfigError, match=shown):
             refuse(text)
 
 
-def test_configurations_read_back() -> None:
-    """What goes into a manifest makes an equal configuration; every preset does."""
+def test_configurations_round_trip() -> None:
+    """Every configuration, including all presets, equals itself after a round trip through the manifest's JSON."""
     for path in sorted(shipped("configs/buckets").glob("*.yaml")):
         config = load_bucket_config(path)
         assert bucket_config_from_json(json.loads(json.dumps(bucket_config_to_json(config)))) == config, path
@@ -299,7 +299,9 @@ def test_configurations_read_back() -> None:
 @given(
     num_frames=st.integers(1, 200), height=st.integers(16, 2500), width=st.integers(16, 2500), is_image=st.booleans()
 )
-def test_plain_configurations_assign_as_their_tables(num_frames: int, height: int, width: int, is_image: bool) -> None:
+def test_plain_configurations_assign_like_their_tables(
+    num_frames: int, height: int, width: int, is_image: bool
+) -> None:
     for given_buckets in (
         {"buckets": parse_buckets("832x480@81,480x832@81,624x624@33,416x240@17,240x416@49,416x240@1")},
         {"resolution": ("256px", "480p"), "num_frames": (1, 17, 65)},
@@ -314,7 +316,7 @@ def test_plain_configurations_assign_as_their_tables(num_frames: int, height: in
             assert (choices.options, choices.rest, choices.reason) == (((bucket, Fraction(1)),), 0, "")
 
 
-def test_why_a_clip_has_no_bucket_is_told_in_a_word() -> None:
+def test_a_clip_without_a_bucket_has_a_rejection_kind() -> None:
     def kind(config: BucketConfig, *clip: int, is_image: bool = False) -> str:
         choices = config.choices(ClipFacts(*clip, is_image=is_image))
         assert choices.options == () and choices.rest == 1 and choices.draw(0.0) is None and choices.reason

@@ -30,7 +30,7 @@ def test_tables_equal_opensora(name: str, multiple: int) -> None:
     suffix=st.sampled_from(["px", "p"]),
     multiple=st.sampled_from([2, 8, 14, 16, 28, 32, 64, 100]),
 )
-def test_every_size_keeps_the_multiple_and_the_area(side: int, suffix: str, multiple: int) -> None:
+def test_every_size_keeps_the_multiple_and_is_close_to_the_area(side: int, suffix: str, multiple: int) -> None:
     name = f"{side}{suffix}"
     pixels = resolution_pixels(name)
     if pixels < multiple * multiple:
@@ -45,10 +45,10 @@ def test_every_size_keeps_the_multiple_and_the_area(side: int, suffix: str, mult
 
 
 @given(side=st.integers(64, 2160), multiple=st.sampled_from([2, 8, 14, 16, 28, 32, 64]))
-def test_every_table_is_its_own_mirror(side: int, multiple: int) -> None:
+def test_every_table_is_symmetric(side: int, multiple: int) -> None:
     table = aspect_table(f"{side}px", multiple)
     for ratio, (height, width) in table.items():
-        if ratio == "1:1":  # the nearest area need not be a square
+        if ratio == "1:1":  # the size with the nearest area is not always a square
             continue
         assert table[":".join(reversed(ratio.split(":")))] == (width, height)
 

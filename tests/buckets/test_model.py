@@ -1,4 +1,4 @@
-"""What a model takes: frame counts, sides, rates, tokens."""
+"""Tests of the frame counts, sides, rates and token counts that a model accepts."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ MOCHI = ModelRule("mochi", FrameRule(6), 16, Fraction(30), vae_time=6)
         ),
     ],
 )
-def test_a_bucket_that_the_model_does_not_take_is_refused_with_the_nearest_it_takes(
+def test_an_unsupported_bucket_is_refused_with_the_nearest_supported_one(
     model: ModelRule, bucket: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         model.check(parse_bucket(bucket, multiple=2))
 
 
-def test_images_are_one_frame_which_every_model_takes() -> None:
+def test_every_model_accepts_single_frame_images() -> None:
     for model in (WAN, MOCHI, OPENSORA):
         model.check_all([parse_bucket("832x480@1")], FrameRate())
 
 
-def test_the_rate_must_be_the_models() -> None:
-    """At one rate, or at any up to a limit; rates of clips' own are neither."""
+def test_the_rate_must_match_the_model() -> None:
+    """A model accepts exactly one rate or any rate up to a limit; clips at their native rates satisfy neither."""
     bucket = [parse_bucket("832x480@81")]
     WAN.check_all(bucket, FrameRate("resample", Fraction(16)))
     WAN.check_all(bucket, FrameRate("fix_frame_rate", Fraction(16)))
@@ -76,7 +76,7 @@ def test_the_rate_must_be_the_models() -> None:
         ({"fps": Fraction(16), "max_fps": Fraction(24)}, "fps=16 with max_fps=24: set only one"),
     ],
 )
-def test_a_rule_that_no_model_has_is_refused(fields: dict[str, object], message: str) -> None:
+def test_invalid_model_rules_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ModelRule(**({"name": "x", "frame_rule": FrameRule(4)} | fields))  # type: ignore[arg-type]
 
@@ -99,22 +99,22 @@ def test_a_rule_survives_json(model: ModelRule) -> None:
         ({"vae_time": 6}, "848x480@163", 44_520),
     ],
 )
-def test_tokens_are_those_that_the_sources_state(factors: dict[str, int], bucket: str, tokens: int) -> None:
-    """Of Wan, LTX-2's guide (4,032) and Mochi's README (44,520), by VAE and patch."""
+def test_token_counts_match_the_sources(factors: dict[str, int], bucket: str, tokens: int) -> None:
+    """The values come from Wan, LTX-2's guide (4,032) and Mochi's README (44,520), each with its VAE and patch size."""
     assert ModelRule("m", FrameRule(1, 0), 2, **factors).tokens(parse_bucket(bucket, multiple=2)) == tokens  # type: ignore[arg-type]
 
 
-def test_without_a_model_tokens_are_those_of_a_4x8x8_vae_with_2x2_patches() -> None:
+def test_without_a_model_tokens_assume_a_4x8x8_vae_with_2x2_patches() -> None:
     for text in ("832x480@81", "1280x720@1", "256px-129f-16x9"):
         assert WAN.tokens(parse_bucket(text)) == parse_bucket(text).tokens
 
 
 SEARCHED = {33: 12, 65: 6, 97: 4, 129: 3}
-"""Open-Sora's batch sizes at the tops of its tiers, 256px, searched on an H200 (its stage1.py)."""
+"""Open-Sora's batch sizes at the largest frame count of each tier at 256px, searched on an H200 (its stage1.py)."""
 
 
-def test_one_number_of_tokens_gives_open_soras_searched_tier_tops_for_every_ratio() -> None:
-    """Rows 15 and 37: 28,080 tokens a batch, and any number up to 29,249, is what its search found at 256px."""
+def test_one_token_limit_gives_open_soras_searched_sizes_for_every_ratio() -> None:
+    """Open-Sora checklist, rows 15 and 37: 28,080 to 29,249 tokens per batch give its searched sizes at 256px."""
     table = aspect_table("256px")
     buckets = [Bucket(t, h, w, "256px", ratio) for ratio, (h, w) in table.items() for t in SEARCHED]
     for max_tokens in (28_080, 29_249):
@@ -127,20 +127,20 @@ def test_one_number_of_tokens_gives_open_soras_searched_tier_tops_for_every_rati
 @given(
     st.integers(1, 40), st.integers(1, 40), st.integers(0, 30), st.integers(1, 9), st.sampled_from(["rgb24", "yuv420p"])
 )
-def test_host_bytes_are_what_the_ring_holds(height: int, width: int, k: int, size: int, pixels: str) -> None:
+def test_host_bytes_equal_the_size_of_the_frames(height: int, width: int, k: int, size: int, pixels: str) -> None:
     bucket = Bucket(4 * k + 1, 2 * height, 2 * width)
     of_picture = PictureFormat(2 * height, 2 * width, pixels).num_bytes  # type: ignore[arg-type]
     assert host_bytes(bucket, size, pixels) == size * bucket.num_frames * of_picture  # type: ignore[arg-type]
 
 
 def test_host_bytes_of_the_large_models() -> None:
-    """93, 214 and 340 MiB a sample, as the trainers' tables have them."""
+    """93, 214 and 340 MiB per sample, as in the trainers' tables."""
     mebibytes = [round(host_bytes(parse_bucket(b)) / 2**20) for b in ("832x480@81", "1280x720@81", "1280x720@129")]
     assert mebibytes == [93, 214, 340]
 
 
-def test_costs_are_of_the_models_own_tokens() -> None:
-    """A plan's predicted costs, and those fitted to measurements, count tokens as the model makes them."""
+def test_costs_use_the_models_own_tokens() -> None:
+    """A plan's default costs and costs fitted to measurements count the model's own tokens."""
     buckets = [parse_bucket("1216x704@121"), parse_bucket("512x512@49")]
     ltx = ModelRule("ltx", FrameRule(8), 32, vae_time=8, vae_space=32, patch_space=1)
     tokens = {"1216x704-121f": 13_376, "512x512-49f": 1_792}

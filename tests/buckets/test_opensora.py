@@ -1,4 +1,4 @@
-"""Open-Sora's rule: its own answers, a plain restatement of it, and the frequencies of its draws."""
+"""Tests of Open-Sora's rule against its own results, a plain reimplementation, and the frequencies of its draws."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from streamvid.buckets.ratios import Ratios
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = json.loads((DATA / "opensora_golden.json").read_text())
 GOLDEN_V12 = json.loads((DATA / "opensora_v12_golden.json").read_text())
-Z_AT_1E_6 = 4.892  # of a normal distribution, both tails
+Z_AT_1E_6 = 4.892  # two-sided quantile of the normal distribution
 
 Flip = Callable[[float], bool]
-"""True with the probability given."""
+"""Draw that returns True with the given probability."""
 
 
 def frozen(value: Any) -> Any:
@@ -50,14 +50,14 @@ def golden_config(name: str, fps_max: int) -> BucketConfig:
 
 
 def facts_of(config: BucketConfig, num_frames: int, height: int, width: int, fps: float | None) -> ClipFacts:
-    """There a clip of one frame, once its rate is capped, is an image; here an image is what the file is."""
+    """Open-Sora treats a clip with one frame at the capped rate as an image; streamvid goes by the file type."""
     is_image = config.frame_rate.num_frames(num_frames, fps, None) == 1
     return ClipFacts(num_frames, height, width, fps, is_image=is_image)
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN["configs"]))
 def test_assignment_equals_opensora(name: str) -> None:
-    """All 2,400 answers of Open-Sora's own code, probabilities, batch sizes and draws with them."""
+    """Covers all 2,400 results of Open-Sora's own code, with probabilities, batch sizes and draws."""
     cases = [case[1:] for case in GOLDEN["cases"] if case[0] == name]
     differing = []
     for num_frames, height, width, fps, fps_max, seed, expected in cases:
@@ -69,7 +69,7 @@ def test_assignment_equals_opensora(name: str) -> None:
             got = None
             assert choices.rest > 0
         else:
-            # The settings of a name, _max and _ar1:1, say which ratios there are, and are no part of ours.
+            # The suffixes _max and _ar1:1 restrict the ratios; streamvid's names omit them.
             got = [bucket.resolution, bucket.num_frames, bucket.aspect_ratio, list(bucket.shape)]
             got.append(config.batch_sizes[bucket.id])
             assert bucket in choices.buckets
@@ -80,7 +80,7 @@ def test_assignment_equals_opensora(name: str) -> None:
 
 
 def test_assignment_equals_opensora_1_2() -> None:
-    """All 600 answers of its own code: T + 1 frames for a bucket of T, its areas, its pairs, and names such as 512."""
+    """Covers all 600 results of its own code: T + 1 frames for a bucket of T, areas, pairs, and names such as 512."""
     differing = []
     for number, form in enumerate(GOLDEN_V12["configs"]):
         config = bucket_config_from_json({"bucket_config": form, "assign": "all"})
@@ -93,12 +93,12 @@ def test_assignment_equals_opensora_1_2() -> None:
     assert differing == []
 
 
-# ---------------------------------------------------------------- a restatement, from the description of its rules
+# ---------------------------------------------------------------- a reimplementation from the description of the rules
 
 
 @functools.cache
 def restated_table(pixels: int, multiple: int) -> dict[str, tuple[int, int]]:
-    """Ratio w:h → (height, width): generated in floats, as there."""
+    """Return {ratio w:h: (height, width)}, computed in floats as Open-Sora does."""
     listed: dict[str, tuple[int, int]] = {}
     reversed_: dict[str, tuple[int, int]] = {}
     for name in ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1"):
@@ -137,7 +137,7 @@ def restated_sizes(name: str, multiple: int) -> tuple[int, dict[str, tuple[int, 
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration in Open-Sora's form and a clip."""
+    """Configuration in Open-Sora's form and a clip."""
 
     form: dict[str, dict[int, Any]]
     version: str
@@ -150,7 +150,7 @@ class Case:
 
 
 def restated(case: Case, flip: Flip) -> tuple[str, int, int, int] | None:
-    """(resolution, T, H, W): the search of Open-Sora, version 2 or 1.2, whose draws come from `flip`."""
+    """Return (resolution, T, H, W) of Open-Sora's search, version 2 or 1.2, with draws from `flip`."""
     interval = 1 if case.fps is None or case.fps < case.fps_max else math.ceil(case.fps / case.fps_max)
     frames = case.num_frames // interval
     sized = {name: restated_sizes(name, case.multiple) for name in case.form}
@@ -169,7 +169,7 @@ def restated(case: Case, flip: Flip) -> tuple[str, int, int, int] | None:
 
 
 def restated_count(entries: dict[int, Any], frames: int, version: str, flip: Flip) -> int | None:
-    """The frame count that one resolution takes the clip at, None where it goes on to the next."""
+    """Return the frame count that a resolution accepts, or None if the search continues with the next resolution."""
     if frames == 1:
         return 1 if 1 in entries and flip(entries[1][0]) else None
     for count in sorted(entries, reverse=True):
@@ -186,7 +186,7 @@ def restated_count(entries: dict[int, Any], frames: int, version: str, flip: Fli
 
 
 class Branch:
-    """Answers draws as a path says, and beyond its end with yes, which is noted so that no is tried as well."""
+    """Draws that follow a path; beyond its end, they return True and extend it, so that False is tried later."""
 
     def __init__(self, path: tuple[bool, ...]) -> None:
         self.path, self.position, self.share = path, 0, Fraction(1)
@@ -202,7 +202,7 @@ class Branch:
 
 
 def restated_probabilities(case: Case) -> dict[tuple[str, int, int, int] | None, Fraction]:
-    """By trying every outcome of every draw."""
+    """Return each bucket's probability by trying every outcome of every draw."""
     found: dict[tuple[str, int, int, int] | None, Fraction] = {}
     paths: list[tuple[bool, ...]] = [()]
     while paths:
@@ -215,7 +215,7 @@ def restated_probabilities(case: Case) -> dict[tuple[str, int, int, int] | None,
     return found
 
 
-# The first not with a multiple of 64: there Open-Sora gives 16:9 and 9:16 sizes that are not each other's mirror.
+# The first resolution is not used with multiple 64: there, Open-Sora's 16:9 and 9:16 sizes do not mirror each other.
 RESOLUTIONS = ("240p", "144p", "256px", "360p", "480p", "512px", "768px", "720p", "1024px")
 PROBABILITIES = (1.0, 1.0, 1, 0.0, 0.1, 0.33, 0.5, 0.8, 1e-3)
 
@@ -259,8 +259,8 @@ def key_of(bucket: Bucket | None) -> tuple[str | None, int, int, int] | None:
     return None if bucket is None else (bucket.resolution, *bucket.shape)
 
 
-def test_ten_thousand_drawn_cases_equal_a_restatement_of_the_rules() -> None:
-    """Exact probabilities for both versions, and for version 2 the very bucket that the same draws give."""
+def test_ten_thousand_random_cases_equal_a_reimplementation_of_the_rules() -> None:
+    """The probabilities are exact for both versions; for version 2, the same draws also give the same bucket."""
     num_cases = 0
     kinds: Counter[str] = Counter()
     for config, case in drawn_cases(seed=6, num_configs=1050, clips_each=10):
@@ -275,7 +275,7 @@ def test_ten_thousand_drawn_cases_equal_a_restatement_of_the_rules() -> None:
         assert ours == restated_probabilities(case), case
         if case.version == "opensora-v2":
             generator = np.random.default_rng(num_cases)
-            # A draw that cannot change anything is not made, except for images.
+            # A draw that cannot change the result is skipped, except for images.
             flip = counted_flips(generator, case)
             walked = config.walk(facts, iter(np.random.default_rng(num_cases).random, None))
             assert key_of(walked) == restated(case, flip), case
@@ -302,7 +302,7 @@ def probabilities_of(choices: Choices) -> dict[str, Fraction]:
 
 
 def test_a_rejected_clip_goes_to_the_next_resolution_and_never_to_a_shorter_count() -> None:
-    """Checklist 10: 0.8 of the long clips stay at 512px, the others go to 256px, of which 0.9 stay."""
+    """Open-Sora checklist, row 10: 0.8 of the long clips stay at 512px; 0.9 of the others stay at 256px."""
     config = BucketConfig(opensora=OpenSoraConfig(bucket_config=SEED))
     assert probabilities_of(config.choices(ClipFacts(40, 1080, 1920))) == {
         "512px-32f-16x9": Fraction(8, 10),
@@ -314,7 +314,7 @@ def test_a_rejected_clip_goes_to_the_next_resolution_and_never_to_a_shorter_coun
 
 
 def test_a_probability_of_zero_pushes_long_clips_down() -> None:
-    """Checklist 8: (0.0, None)."""
+    """Open-Sora checklist, row 8: (0.0, None)."""
     config = BucketConfig(
         opensora=OpenSoraConfig(bucket_config={"480p": {17: (1.0, 4), 65: (0.0, None)}, "256px": {17: (1.0, 8)}})
     )
@@ -324,8 +324,8 @@ def test_a_probability_of_zero_pushes_long_clips_down() -> None:
     assert set(config.batch_sizes.values()) == {4, 8}
 
 
-def test_pairs_mean_the_opposite_in_the_two_versions() -> None:
-    """Checklist 7."""
+def test_pairs_have_opposite_meanings_in_the_two_versions() -> None:
+    """Open-Sora checklist, row 7."""
     clip = ClipFacts(70, 1080, 1920)
     ours = {
         version: probabilities_of(
@@ -335,13 +335,13 @@ def test_pairs_mean_the_opposite_in_the_two_versions() -> None:
     }
     skip = {"480p-65f-16x9": Fraction(6, 10), "480p-33f-16x9": Fraction(4, 10) * Fraction(3, 4) * Fraction(1, 2)}
     stay = {"480p-65f-16x9": Fraction(4, 10), "480p-33f-16x9": Fraction(6, 10) * Fraction(1, 4) * Fraction(1, 2)}
-    # All that is not kept at 480p, by either rule, goes on to 256px, which keeps 0.7 of it.
+    # With either version, all clips not kept at 480p continue to 256px, which keeps 0.7 of them.
     assert ours["opensora-v2"] == {**skip, "256px-17f-16x9": (1 - sum(skip.values())) * Fraction(7, 10)}
     assert ours["opensora-v1.2"] == {**stay, "256px-17f-16x9": (1 - sum(stay.values())) * Fraction(7, 10)}
 
 
 def assert_frequencies(counts: Counter[str | None], choices: Choices) -> None:
-    """Each within what a fair draw leaves in all but one of a million seeds."""
+    """Check that each count is within the bounds that fair draws exceed for about one seed in a million."""
     total = sum(counts.values())
     expected: dict[str | None, Fraction] = {**probabilities_of(choices), None: choices.rest}
     assert set(counts) <= {name for name, share in expected.items() if share}
@@ -352,8 +352,8 @@ def assert_frequencies(counts: Counter[str | None], choices: Choices) -> None:
 
 @pytest.mark.parametrize("version", ["opensora-v2", "opensora-v1.2"])
 @pytest.mark.parametrize("form", [SEED, PAIRS], ids=["numbers", "pairs"])
-def test_draws_come_as_often_as_they_should(form: dict[str, Any], version: str) -> None:
-    """Checklist 6 and 7, at alpha = 1e-6 with a fixed seed: one number a clip, and Open-Sora's walk."""
+def test_draw_frequencies_match_the_probabilities(form: dict[str, Any], version: str) -> None:
+    """Open-Sora checklist, rows 6 and 7, at alpha = 1e-6 with a fixed seed: one draw per clip, and Open-Sora's walk."""
     config = BucketConfig(opensora=OpenSoraConfig(bucket_config=form, probabilities=version))
     clip = ClipFacts(70, 1080, 1920)
     choices = config.choices(clip)
@@ -365,8 +365,8 @@ def test_draws_come_as_often_as_they_should(form: dict[str, Any], version: str) 
     assert_frequencies(walked, choices)
 
 
-def test_policies_limit_and_choose_as_they_say() -> None:
-    """Drawn clips against the words of each policy, with every probability 1."""
+def test_policies_limit_and_choose_as_documented() -> None:
+    """Compares random clips with a reimplementation of each policy, with all probabilities 1."""
     rng = random.Random(2)
     kinds: Counter[str] = Counter()
     for number in range(2000):

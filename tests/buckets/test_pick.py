@@ -1,4 +1,4 @@
-"""Which frames of a clip a delivery shows: counts and numbers against DiffSynth's own answers and plain arithmetic."""
+"""Tests of the frames that a delivery shows, against DiffSynth's own results and plain arithmetic."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ rates = st.fractions(Fraction(1, 2), 120, max_denominator=1001)
 bases = st.sampled_from([Fraction(1, 1000), Fraction(1, 12800), Fraction(1, 90000), Fraction(1001, 30000)])
 
 
-def test_counts_and_numbers_are_diffsynths() -> None:
-    """PLAN: all 400 cases of its own operator: prefix, short clips by the rule k*n+1, fix_frame_rate."""
+def test_counts_and_numbers_equal_diffsynths() -> None:
+    """PLAN: covers all 400 cases of DiffSynth's own operator: prefix, short clips by rule k*n+1, and fix_frame_rate."""
     assert len(GOLDEN) == 400
     for total, fps, seconds, asked, factor, target, is_fixed, count, numbers in GOLDEN:
         rate = FrameRate("fix_frame_rate", Fraction(target)) if is_fixed else FrameRate()
@@ -38,10 +38,10 @@ def test_counts_and_numbers_are_diffsynths() -> None:
 
 
 @given(steps, bases, rates, st.integers(0, 200), st.integers(1, 40), st.integers(1, 5))
-def test_times_show_the_nearest_frame_the_earlier_of_two(
+def test_each_time_shows_the_nearest_frame_or_the_earlier_of_two(
     gaps: list[int], base: Fraction, fps: Fraction, start: int, count: int, stride: int
 ) -> None:
-    """SAMPLE-2 at any rate and for any distances between frames: what plain search in exact fractions finds."""
+    """SAMPLE-2: for any rate and any distances between frames, the result equals a plain search in exact fractions."""
     times = [100, *(100 + sum(gaps[: i + 1]) for i in range(len(gaps)))]
     numbers = list(Pick(count, start, stride, "time", fps).numbers(len(times), times, base))
     for i, number in enumerate(numbers):
@@ -51,8 +51,8 @@ def test_times_show_the_nearest_frame_the_earlier_of_two(
 
 
 @given(steps, st.integers(1, 40))
-def test_an_even_spread_reaches_from_the_first_frame_to_the_last(gaps: list[int], count: int) -> None:
-    """Its times are exact; of one frame it is the one nearest to the middle."""
+def test_an_even_spread_covers_the_first_to_the_last_frame(gaps: list[int], count: int) -> None:
+    """The times are exact; a single frame is the one nearest to the middle."""
     times = [0, *(sum(gaps[: i + 1]) for i in range(len(gaps)))]
     numbers = list(Pick(count, way="spread").numbers(len(times), times))
     assert len(numbers) == count
@@ -65,8 +65,8 @@ def test_an_even_spread_reaches_from_the_first_frame_to_the_last(gaps: list[int]
 
 
 @given(st.integers(1, 500), st.integers(0, 500), st.integers(1, 9), st.integers(1, 40))
-def test_steps_are_within_the_clip_or_refused(num_frames: int, start: int, stride: int, count: int) -> None:
-    """Nothing is clamped to another speed: too short a clip is an error."""
+def test_steps_stay_within_the_clip_or_are_refused(num_frames: int, start: int, stride: int, count: int) -> None:
+    """A clip that is too short is an error; its speed is never changed."""
     pick = Pick(count, start, stride)
     if start + (count - 1) * stride < num_frames:
         assert list(pick.numbers(num_frames)) == [start + i * stride for i in range(count)]
@@ -76,8 +76,8 @@ def test_steps_are_within_the_clip_or_refused(num_frames: int, start: int, strid
 
 
 @given(st.integers(0, 1000), st.integers(1, 100), st.integers(1, 8))
-def test_open_soras_window_is_its_linspace(start: int, count: int, interval: int) -> None:
-    """OPEN-SORA: numpy.linspace over the window, truncated, as its temporal_random_crop has it."""
+def test_open_soras_window_equals_its_linspace(start: int, count: int, interval: int) -> None:
+    """OPEN-SORA: the frames equal numpy.linspace over the window, truncated, as in its temporal_random_crop."""
     end = start + count * interval
     expected = np.linspace(start, end - 1, count, dtype=int).tolist()
     assert list(Pick(count, start, interval, "linspace").numbers(end)) == expected == linspace(start, end - 1, count)
@@ -85,7 +85,7 @@ def test_open_soras_window_is_its_linspace(start: int, count: int, interval: int
 
 @given(steps.filter(bool), bases)
 def test_the_time_base_follows_from_the_average_rate(gaps: list[int], base: Fraction) -> None:
-    """So that an index needs to say no more than its fps: the fraction comes out exactly."""
+    """The fraction is exact, so an index needs to store only the fps."""
     times = [7, *(7 + sum(gaps[: i + 1]) for i in range(len(gaps)))]
     seconds = float((times[-1] - times[0]) * base)
     assert time_base_of(times, (len(times) - 1) / seconds) == base
@@ -93,14 +93,14 @@ def test_the_time_base_follows_from_the_average_rate(gaps: list[int], base: Frac
 
 @given(st.integers(1, 10**7), bases)
 @example(8269361, Fraction(1001, 30000))  # 3.2 days
-def test_a_duration_is_the_fraction_it_was(ticks: int, base: Fraction) -> None:
-    """Up to rates at which a tick is a microsecond, so that counts at a rate are the same wherever they are made."""
+def test_the_fraction_of_a_duration_is_recovered(ticks: int, base: Fraction) -> None:
+    """The fraction is exact for ticks as short as a microsecond, so frame counts are the same everywhere."""
     assert exact_seconds(float(ticks * base)) == ticks * base
 
 
 @given(st.floats(0, exclude_min=True, allow_infinity=False), st.floats(0, 1e300), st.sampled_from(list(WAYS)))
-def test_an_index_may_say_any_rate_and_duration(fps: float, seconds: float, rule: Any) -> None:
-    """SAFE-1: no number that an index can hold ends in anything but frames of the clip, or too few of them."""
+def test_an_index_may_contain_any_rate_and_duration(fps: float, seconds: float, rule: Any) -> None:
+    """SAFE-1: any rate and duration in an index gives frames within the clip, or too few of them."""
     rate = FrameRate(rule, Fraction(24))
     there = num_places(rate, 5, fps, seconds)
     if there < 3:
@@ -110,7 +110,7 @@ def test_an_index_may_say_any_rate_and_duration(fps: float, seconds: float, rule
     assert all(0 <= number < 5 for number in numbers)
 
 
-def test_images_have_their_one_frame_at_any_rate() -> None:
+def test_images_have_one_frame_at_any_rate() -> None:
     for rule in ("cap", "resample", "fix_frame_rate"):
         assert num_places(FrameRate(rule, Fraction(16)), 1, 0.0, 0.0) == 1  # type: ignore[arg-type]
 
@@ -122,12 +122,12 @@ def test_numbers_far_beyond_the_clip_do_not_overflow() -> None:
 @pytest.mark.parametrize(
     "pick", [(0,), (1, -1), (1, 0, 0), (1, 0, 1, "sideways"), (1, 0, 1, "time"), (1, 0, 1, "number")]
 )
-def test_choices_that_cannot_be_are_refused(pick: tuple[object, ...]) -> None:
+def test_invalid_picks_are_refused(pick: tuple[object, ...]) -> None:
     with pytest.raises(ConfigError):
         Pick(*pick)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 99), st.integers(0, 99), st.integers(1, 9), rates)
-def test_a_choice_survives_its_message(count: int, start: int, stride: int, fps: Fraction) -> None:
+def test_a_pick_round_trips_through_json(count: int, start: int, stride: int, fps: Fraction) -> None:
     pick = Pick(count, start, stride, "time", fps, 23.976)
     assert Pick.from_json(json.loads(json.dumps(pick.to_json()))) == pick

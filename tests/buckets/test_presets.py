@@ -1,4 +1,4 @@
-"""The shipped presets: each loads, keeps its own model's rule, has a source, and says what is our own choice."""
+"""Tests of the shipped presets: each loads, follows its model's rule, names its source and marks our choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamvid.buckets.geometry import aspect_table
 from streamvid.errors import ConfigError
 
 FACTS = {
-    # fps and its rule, frame rule, multiple, the source's own buckets among ours, tokens of the first of them
+    # fps, frame rule, multiple, the source's buckets that the preset includes, and tokens of the first of them
     "cogvideox": ("8", "8k+1", 16, ["720x480@49"], 17_550),
     "cogvideox1.5": ("16", "16k+1", 16, ["1360x768@81"], 44_880),
     "hunyuanvideo-540p": ("24", "4k+1", 16, ["960x544@129", "544x960@129", "832x624@129", "720x720@129"], 67_320),
@@ -33,12 +33,12 @@ FACTS = {
 }
 
 
-def test_there_is_one_of_each_model() -> None:
+def test_the_list_of_presets_is_complete() -> None:
     assert presets.preset_names() == tuple(sorted(FACTS))
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_a_preset_has_the_facts_of_its_source(name: str) -> None:
+def test_a_preset_matches_its_source(name: str) -> None:
     fps, rule, multiple, of_source, tokens = FACTS[name]
     config = presets.load_preset(name)
     assert config.about.name == name
@@ -51,7 +51,7 @@ def test_a_preset_has_the_facts_of_its_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_a_preset_keeps_the_rule_of_its_own_model_and_names_its_source(name: str) -> None:
+def test_a_preset_follows_its_models_rule_and_names_its_source(name: str) -> None:
     config = presets.load_preset(name)
     assert config.model is not None
     config.model.check_all(config.table.buckets, config.frame_rate)
@@ -63,22 +63,22 @@ def test_a_preset_keeps_the_rule_of_its_own_model_and_names_its_source(name: str
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_portrait_and_landscape_are_mirrors_but_for_models_of_one_size(name: str) -> None:
+def test_portrait_and_landscape_mirror_each_other_unless_the_model_has_one_size(name: str) -> None:
     shapes = {bucket.shape for bucket in presets.load_preset(name).table.buckets}
     if name != "cogvideox":
         assert shapes == {(t, w, h) for t, h, w in shapes}
 
 
 @pytest.mark.parametrize("name", [name for name in FACTS if not name.startswith(("opensora2", "ltx"))])
-def test_our_own_sizes_ask_no_more_memory_than_the_sources(name: str) -> None:
-    """Whoever tried the source's largest bucket has tried them all (HunyuanVideo 1.5's square is its source's)."""
+def test_our_own_sizes_need_no_more_memory_than_the_sources(name: str) -> None:
+    """If the source's largest bucket fits, all buckets fit (HunyuanVideo 1.5's square bucket comes from its source)."""
     costs = presets.bucket_costs(presets.load_preset(name))
     of_source = max(cost.tokens for cost in costs if not cost.is_own_choice)
     assert max(cost.tokens for cost in costs) == of_source
 
 
-def test_open_soras_presets_have_its_table_its_counts_and_its_searched_batch_sizes() -> None:
-    """Rows 3, 4 and 15."""
+def test_open_soras_presets_have_its_table_frame_counts_and_searched_batch_sizes() -> None:
+    """Open-Sora checklist, rows 3, 4 and 15."""
     searched = {"opensora2-256": (45, 12, 6, 4, 3), "opensora2-768": (38, 6, 4, 3, 2)}
     for name, (image, *tiers) in searched.items():
         config = presets.load_preset(name)
@@ -102,7 +102,7 @@ def test_max_tokens_gives_batch_sizes_with_the_models_own_tokens() -> None:
     assert all(cost.batch_size is None for cost in presets.bucket_costs(presets.load_preset("mochi")))
 
 
-def test_a_configuration_that_its_model_does_not_take_is_refused(tmp_path: Path) -> None:
+def test_a_configuration_that_its_model_does_not_support_is_refused(tmp_path: Path) -> None:
     text = presets.preset_text("wan2.1-480p").replace("832x480@81,\n", "832x480@80,\n")
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"832x480-80f for wan2.1: 80 frames do not follow the rule 4k\+1.*77 and 81"):
@@ -114,7 +114,7 @@ def test_a_configuration_that_its_model_does_not_take_is_refused(tmp_path: Path)
         presets.load_preset("wan")
 
 
-def test_rules_of_presets_are_written_as_people_write_them() -> None:
+def test_preset_rules_are_shown_in_common_notation() -> None:
     config = presets.load_preset("ltx")
     assert presets.rule_text(config) == "8k+1, sides of 32"
     assert presets.sizes_text(config) == "1216x704 and 6 more"

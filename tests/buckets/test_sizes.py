@@ -1,4 +1,4 @@
-"""Sizes and frame counts that follow the clip: DiffSynth-Studio's own answers, and what the sharder takes of them."""
+"""Tests of sizes and frame counts that follow the clip, against DiffSynth-Studio's own results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FRAMES = json.loads((DATA / "diffsynth_frames.json").read_text())["frames"]
 
 
 def taken_frames(available: int, max_frames: int, rule: FrameRule) -> int:
-    """DiffSynth-Studio's rule: `max_frames`, or of a shorter clip what the rule allows."""
+    """Return the frame count of DiffSynth-Studio: `max_frames`, or what the rule allows for a shorter clip."""
     return max_frames if available >= max_frames else rule.floor(available)
 
 
-def test_sizes_equal_diffsynths() -> None:
-    """Its checklist 9 and 10: all 400 answers of its own code, those too that give one side alone."""
+def test_sizes_equal_diffsynth_studios() -> None:
+    """DiffSynth-Studio checklist, rows 9 and 10: of its own code's 400 results, all that choose at least one side."""
     assert len(SIZES) == 400
     differing = [
         case
@@ -39,13 +39,13 @@ def test_sizes_equal_diffsynths() -> None:
 
 
 @pytest.mark.parametrize("side", [1618, 2524, 3069, 3236])
-def test_squares_that_a_square_root_would_round_down(side: int) -> None:
-    """Answers of DiffSynth-Studio's expression, `** 0.5`."""
+def test_squares_that_an_exact_square_root_would_round_down(side: int) -> None:
+    """The expected sizes come from DiffSynth-Studio's expression with `** 0.5`."""
     assert dynamic_size(side, side, 921600, 16) == (960, 960)
 
 
-def test_frame_counts_equal_diffsynths() -> None:
-    """Its checklist 12 and 13: how many frames are taken of 400 clips, short ones by the rule k * n + 1."""
+def test_frame_counts_equal_diffsynth_studios() -> None:
+    """DiffSynth-Studio checklist, rows 12 and 13: frame counts of 400 clips; short clips follow the rule k * n + 1."""
     differing = []
     for num_frames, fps, seconds, asked, factor, rate, is_fixed, taken, _ in FRAMES:
         rule = FrameRate("fix_frame_rate", Fraction(str(rate))) if is_fixed else FrameRate()
@@ -58,8 +58,8 @@ def test_frame_counts_equal_diffsynths() -> None:
 
 
 @pytest.mark.parametrize("multiple", sorted({case[5] for case in SIZES}))
-def test_buckets_of_max_pixels_are_those_sizes(multiple: int) -> None:
-    """Checklist 10: the rule is the golden one, and then bucketed; a side of 0 is a rejection."""
+def test_max_pixels_buckets_have_the_dynamic_size(multiple: int) -> None:
+    """DiffSynth-Studio checklist, row 10: the bucket has the expected size, and a side of 0 is rejected."""
     cases = [case for case in SIZES if case[5] == multiple and case[2] is None and case[3] is None]
     assert cases
     for width, height, _, _, max_pixels, _, to_height, to_width in cases:
@@ -78,8 +78,10 @@ def test_buckets_of_max_pixels_are_those_sizes(multiple: int) -> None:
     height=st.integers(32, 3000),
     width=st.integers(32, 3000),
 )
-def test_short_clips_take_what_the_rule_allows(available: int, most: int, factor: int, height: int, width: int) -> None:
-    """As DiffSynth does; but a video of which one frame were left is a rejection, not an image."""
+def test_short_clips_have_the_frame_count_that_the_rule_allows(
+    available: int, most: int, factor: int, height: int, width: int
+) -> None:
+    """As in DiffSynth; but a video with only one frame left is rejected instead of becoming an image."""
     max_frames = most * factor + 1
     config = BucketConfig(size=SizeRule(max_pixels=65536, max_frames=max_frames), frame_rule=FrameRule(factor))
     choices = config.choices(ClipFacts(available, height, width))
@@ -91,14 +93,14 @@ def test_short_clips_take_what_the_rule_allows(available: int, most: int, factor
         assert choices.kind == "too-few-frames"
     else:
         assert choices.buckets == (Bucket(expected, *size),)
-        # The rounded size is never larger than the clip, so that nothing is scaled up.
+        # The rounded size is never larger than the clip, so no clip is upscaled.
         assert size[0] <= height and size[1] <= width
     image = config.choices(ClipFacts(1, height, width, is_image=True))
     assert image.buckets == ((Bucket(1, *size),) if min(size) else ())
 
 
-def test_a_fixed_size_takes_every_clip() -> None:
-    """Checklist 9: exact, whatever the clip's shape and area."""
+def test_a_fixed_size_accepts_every_clip() -> None:
+    """DiffSynth-Studio checklist, row 9: the size is exact, whatever the clip's shape and area."""
     config = BucketConfig(size=SizeRule(height=480, width=832, max_frames=81))
     assert {bucket.num_frames for bucket in config.table.buckets} == set(range(1, 82, 4))
     for height, width in ((31, 40), (4000, 100), (480, 832)):

@@ -33,7 +33,7 @@ def assign_or_none(table: BucketTable, *clip: int, is_image: bool = False) -> Bu
 
 
 def test_assignment_equals_opensora() -> None:
-    """Golden facts of Open-Sora's own code; its 768px and 1024px buckets take images only."""
+    """Compares with results of Open-Sora's own code; its 768px and 1024px buckets accept only images."""
     table = BucketTable(
         bucket
         for resolution in OPENSORA["image_resolutions"]
@@ -54,7 +54,7 @@ def test_assignment_equals_opensora() -> None:
 def opensora_order(
     resolutions: list[str], frame_counts: list[int], clip: tuple[int, int, int]
 ) -> tuple[str, int, int, int] | None:
-    """Open-Sora's search with every keep probability 1: resolution by area, then frames, then the nominal ratio."""
+    """Return Open-Sora's choice with probability 1: resolution by area, then frames, then nominal ratio."""
     num_frames, height, width = clip
     for resolution in sorted(resolutions, key=resolution_pixels, reverse=True):
         if Fraction(height * width) < Fraction(8, 10) * resolution_pixels(resolution):
@@ -83,15 +83,15 @@ def test_full_grids_follow_opensora_order(num_frames: int, height: int, width: i
 
 @cache
 def tables() -> tuple[BucketTable, BucketTable]:
-    """A table, and what becomes of it on its way through JSON."""
+    """Return a table and its copy after a JSON round trip."""
     table = table_of(["144p", "480p"], [1, 17, 81], multiple=32)
     rows = json.loads(json.dumps([bucket.to_json() for bucket in table.candidates]))
     return table, BucketTable(map(Bucket.from_json, rows))
 
 
 @given(num_frames=FRAMES, height=SIZES, width=SIZES, is_image=st.booleans())
-def test_what_is_assigned_fits(num_frames: int, height: int, width: int, is_image: bool) -> None:
-    """Total and deterministic: a bucket that fits or a reason, the same each time and after a JSON round trip."""
+def test_the_assigned_bucket_fits(num_frames: int, height: int, width: int, is_image: bool) -> None:
+    """Assignment is total and deterministic: a fitting bucket or a reason, also after a JSON round trip."""
     table, again = tables()
     bucket = assign_or_none(table, num_frames, height, width, is_image=is_image)
     assert assign_or_none(again, num_frames, height, width, is_image=is_image) == bucket
@@ -106,7 +106,7 @@ def test_what_is_assigned_fits(num_frames: int, height: int, width: int, is_imag
 
 
 @given(data=st.data(), num_frames=st.integers(17, 200), scale=st.integers(1, 3))
-def test_a_clip_of_a_buckets_own_shape_goes_there(data: st.DataObject, num_frames: int, scale: int) -> None:
+def test_a_clip_with_a_buckets_shape_is_assigned_to_it(data: st.DataObject, num_frames: int, scale: int) -> None:
     table = BucketTable(parse_buckets("832x480@81,480x832@81,624x624@81,832x480@17,480x832@17,624x624@17"))
     own = data.draw(st.sampled_from(table.buckets))
     bucket = table.assign(num_frames, own.height * scale, own.width * scale)
@@ -121,40 +121,40 @@ def test_the_order_of_explicit_buckets_does_not_matter(num_frames: int, height: 
     )
 
 
-def test_sizes_of_one_area_compete_by_ratio() -> None:
+def test_the_ratio_decides_between_sizes_of_equal_area() -> None:
     table = BucketTable(parse_buckets("832x480@81,480x832@81,624x624@81"))
     assert table.assign(100, 1080, 1920).id == "832x480-81f"
     assert table.assign(100, 1920, 1080).id == "480x832-81f"
     assert table.assign(100, 1000, 1000).id == "624x624-81f"
 
 
-def test_a_nearer_ratio_without_a_fitting_length_gives_way() -> None:
+def test_a_nearer_ratio_without_a_short_enough_bucket_is_skipped() -> None:
     table = BucketTable(parse_buckets("832x480@81,624x624@17"))
     assert table.assign(20, 1080, 1920).id == "624x624-17f"
 
 
-def test_a_shorter_clip_falls_to_the_next_class() -> None:
+def test_a_shorter_clip_falls_through_to_the_next_class() -> None:
     table = BucketTable(parse_buckets("1280x720@81,416x240@17"))
     assert table.assign(20, 1080, 1920).id == "416x240-17f"
     assert table.assign(81, 1080, 1920).id == "1280x720-81f"
 
 
-def test_of_equal_ratios_the_most_frames_win() -> None:
-    """Frames, not pixels: 73 frames of the smaller size are fewer pixels than 65 of the larger."""
+def test_among_equal_ratios_the_most_frames_win() -> None:
+    """The frame count decides even if there are fewer pixels: 73 small frames have fewer pixels than 65 large ones."""
     table = BucketTable([Bucket(65, 720, 1280), Bucket(73, 648, 1152)])
     assert table.assign(100, 1080, 1920).num_frames == 73
     assert table.assign(72, 1080, 1920).num_frames == 65
 
 
-def test_a_source_of_exactly_four_fifths_is_taken() -> None:
+def test_a_source_with_exactly_four_fifths_of_the_area_is_accepted() -> None:
     table = BucketTable([Bucket(17, 320, 400)])
     assert table.assign(17, 320, 320).id == "400x320-17f"
     with pytest.raises(NoBucketError, match=r"less than 0\.8"):
         table.assign(17, 320, 319)
 
 
-def test_ratios_of_one_size_share_a_bucket() -> None:
-    """At multiple 32, 144p has 128x288 for 2.39:1 and for 16:9: one bucket, chosen for clips near either ratio."""
+def test_ratios_with_the_same_size_share_a_bucket() -> None:
+    """At multiple 32, 144p has 128x288 for both 2.39:1 and 16:9: one bucket, chosen for clips near either ratio."""
     table = table_of(["144p"], [17], multiple=32)
     shapes = [bucket.shape for bucket in table.buckets]
     assert len(shapes) == len(set(shapes)) < len(table.candidates)

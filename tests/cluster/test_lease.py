@@ -1,4 +1,7 @@
-"""Leases: one holder at a time, whoever dies. Another machine is a lease that no process of this one wrote."""
+"""Tests of leases: one holder at a time, even if processes die.
+
+A lease that no process of this machine wrote represents another machine.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +50,14 @@ def hold(store: Store, name: str = "run") -> Lease:
 
 
 def note(renewed: float, **changes: Any) -> bytes:
-    """A lease of another machine."""
+    """Return the content of another machine's lease."""
     of = {"host": "elsewhere", "pid": 1, "process": "boot/pid/1-1", "renewed": renewed, "admits_tasks": False}
     return json.dumps(of | changes).encode()
 
 
 @contextmanager
 def elsewhere(store: Store) -> Iterator[None]:
-    """Another machine holds the lease, and renews it."""
+    """Hold and renew the lease as another machine."""
     ended = threading.Event()
 
     def renew() -> None:
@@ -71,7 +74,7 @@ def elsewhere(store: Store) -> Iterator[None]:
         thread.join()
 
 
-def test_of_many_at_once_one_gets_the_lease(store: Store) -> None:
+def test_one_of_many_concurrent_processes_gets_the_lease(store: Store) -> None:
     def attempt(_: int) -> Lease | None:
         try:
             return hold(store)
@@ -87,8 +90,8 @@ def test_of_many_at_once_one_gets_the_lease(store: Store) -> None:
     hold(store).release()
 
 
-def test_what_a_killed_process_held_is_free_at_once(store: Store) -> None:
-    """STOP-1: on its machine nothing waits for the lease to expire."""
+def test_the_lease_of_a_killed_process_is_free_at_once(store: Store) -> None:
+    """STOP-1: on the same machine, no process waits for the lease to expire."""
     words = [sys.executable, "-c", HOLDER, store.url]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -101,8 +104,8 @@ def test_what_a_killed_process_held_is_free_at_once(store: Store) -> None:
     lease.release()
 
 
-def test_what_this_process_could_not_remove_does_not_stop_it_later(store: Store) -> None:
-    """STOP-1: a store that was unreachable at the end keeps the lease; the next call in this process goes on."""
+def test_a_lease_that_this_process_could_not_remove_does_not_block_it_later(store: Store) -> None:
+    """STOP-1: if the store is unreachable at the end, the lease stays; the next call in this process replaces it."""
     hold(store).stop()
     assert len(list(store.files(FOLDER))) == 1
     lease = hold(store)
@@ -112,7 +115,7 @@ def test_what_this_process_could_not_remove_does_not_stop_it_later(store: Store)
     assert list(store.files(FOLDER)) == []
 
 
-def test_a_lease_that_conflicts_is_waited_for_no_longer_than_its_process_lives(tmp_path: Path) -> None:
+def test_conflicting_leases_are_refused_until_they_are_released(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     task = hold(store, "0-of-2")
     with pytest.raises(DatasetError, match="task 0/2, process .*, is working on"):
@@ -123,8 +126,8 @@ def test_a_lease_that_conflicts_is_waited_for_no_longer_than_its_process_lives(t
     assert list(store.files()) == [], "the refused run left its lease"
 
 
-def test_whoever_lost_the_lease_stops(tmp_path: Path) -> None:
-    """It was suspended for long, and another machine took over."""
+def test_the_process_that_lost_the_lease_stops(tmp_path: Path) -> None:
+    """The process was suspended for a long time, and another machine took over."""
     store = LocalStore(tmp_path)
     lease = hold(store)
     store.put(f"{FOLDER}/run-000002.json", note(time.time()))
@@ -140,7 +143,7 @@ def test_whoever_lost_the_lease_stops(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_lease_of_another_machine_is_respected_until_it_expires(store: Store) -> None:
-    """Whatever the clocks of both say: one that is renewed is alive, and one that is not renewed expires."""
+    """Clocks do not matter: a renewed lease is alive, and a lease that is not renewed expires."""
     with elsewhere(store), pytest.raises(DatasetError, match="another run, process 1 on elsewhere, is working on"):
         hold(store)
     hold(store).release()  # two minutes later
@@ -158,8 +161,8 @@ def test_the_lease_of_another_machine_is_respected_until_it_expires(store: Store
     [b"", b"[]", b"{", note(0.0, pid="1"), note(0.0, more=1), note(float("nan")), b"x" * 10**6, b"[" * 5000],
     ids=range(8),
 )  # fmt: skip
-def test_what_no_process_of_ours_wrote_expires(tmp_path: Path, content: bytes) -> None:
-    """SAFE-1: a planted file is no lock for ever."""
+def test_an_invalid_lease_file_expires(tmp_path: Path, content: bytes) -> None:
+    """SAFE-1: a planted file does not lock forever."""
     store = LocalStore(tmp_path)
     store.put(f"{FOLDER}/run-{'9' * 40}.json", content)
     store.put(f"{FOLDER}/run-1.json", b"not a lease")

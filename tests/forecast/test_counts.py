@@ -1,4 +1,4 @@
-"""What a run would take of its ranks, worked out from the plan alone."""
+"""Tests of a run's loads per rank, computed from the plan alone."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ counts_of_buckets = st.fixed_dictionaries(
     tail=st.sampled_from(["carry", "drop", "pad", "shrink", "uneven"]),
     sync=st.sampled_from(["bucket", "cost"]),
 )
-def test_loads_are_those_of_the_steps(
+def test_loads_equal_a_count_over_all_steps(
     counts: dict[str, list[int]], size: int, num_ranks: int, tail: str, sync: str
 ) -> None:
-    """PLAN-3 and PLAN-4: samples, tokens and bytes of each rank, beside a plain count over every step of the plan."""
+    """PLAN-3 and PLAN-4: each rank's samples, tokens and bytes equal a plain count over every step of the plan."""
     plan, costs = plan_of(counts, size, num_ranks, tail=tail, sync=sync)
     loads = rank_loads(plan, dict.fromkeys(counts, size), TOKENS, costs, lambda _, shards, places: 10 * shards + places)
     steps, summary = plan.steps(0, plan.num_steps_left), loads.summary()
@@ -62,8 +62,8 @@ def test_loads_are_those_of_the_steps(
         assert imbalance(loads.tokens) == 1.0
 
 
-def test_of_a_long_epoch_some_steps_stand_for_all() -> None:
-    """Looked at are slices of the whole epoch, told as an estimate, and they come near to what all steps give."""
+def test_a_long_epoch_is_estimated_from_some_of_its_steps() -> None:
+    """Slices of the whole epoch are counted; the result is marked as an estimate and is close to the exact values."""
     counts = {name: [50_000] * 4 for name in BUCKETS}
     plan, costs = plan_of(counts, 1, 8, tail="drop", sync="cost")
     loads = rank_loads(plan, dict.fromkeys(counts, 1), TOKENS, costs)
@@ -80,8 +80,8 @@ def test_imbalance_is_the_busiest_rank_over_the_mean() -> None:
     assert imbalance(np.zeros((0, 4), np.int64)) == 1.0
 
 
-def test_counts_and_tails_are_the_plans_own() -> None:
-    """PLAN-4: all tails have the counts that plans of these tails report, and a run without a step has their error."""
+def test_counts_and_tails_equal_the_plans() -> None:
+    """PLAN-4: each tail has the counts that its plan reports, and a run without a step has the plan's error."""
     counts = {name: [7, 4] for name in BUCKETS}
     sizes = dict.fromkeys(counts, 2)
     found = count_run(lambda options: EpochPlan(counts, sizes, options, 3), PlanOptions(tail="pad"), 2)
@@ -111,6 +111,6 @@ def test_an_epoch_takes_as_long_as_its_longest_part() -> None:
         ("decode_ms", {"*": -1.0}), ("ranks_per_node", 0),
     ],
 )  # fmt: skip
-def test_a_cost_table_that_cannot_be_is_named(field: str, value: Any) -> None:
+def test_invalid_cost_tables_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         HostCosts(**{field: value})

@@ -1,4 +1,4 @@
-"""What `streamvid plan` says beforehand is what loaders deliver: keys, counts, bytes, memory, requests."""
+"""Tests that `streamvid plan` predicts the keys, counts, bytes, memory and requests of real loaders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_of(num_ranks: int, tail: Any = "carry", *, epochs: int = 1, **others: An
 
 
 def delivered(root: Path, run: PlannedRun, rank: int) -> Iterator[dict[str, Any]]:
-    """What a real loader of that rank hands over."""
+    """Yield the batches that a real loader of that rank delivers."""
     options = {name: getattr(run.options, name) for name in ("seed", "tail", "sync")}
     options |= {"num_epochs": run.num_epochs, "where": run.where, "output": {"decode": False}}
     with open_loader(root, batch_size=SIZES, world=World(rank, run.num_ranks), **options) as loader:
@@ -49,15 +49,15 @@ def delivered(root: Path, run: PlannedRun, rank: int) -> Iterator[dict[str, Any]
 
 
 def members(root: Path) -> dict[str, int]:
-    """Key → bytes of its clip in the tars."""
+    """Return the size in bytes of each key's clip in the tars."""
     table = streamvid.open_dataset(root).samples_table().select(["key", "clip_bytes"]).to_pydict()
     return dict(zip(table["key"], table["clip_bytes"], strict=True))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("tail", TAILS)
-def test_what_plan_says_is_what_loaders_deliver(sharded: Sharded, num_ranks: int, tail: str) -> None:
-    """PLAN-4: counts, keys in their order, member bytes and bytes read, over all ranks of the demo's corpus."""
+def test_plan_predicts_what_loaders_deliver(sharded: Sharded, num_ranks: int, tail: str) -> None:
+    """PLAN-4: counts, keys in order, member bytes and bytes read, over all ranks of the demo's corpus."""
     dataset = streamvid.open_dataset(sharded.root)
     run = run_of(num_ranks, tail, epochs=2 if tail == "carry" else 1, details=True)
     forecast = forecast_dataset(dataset, run)
@@ -84,8 +84,8 @@ def test_what_plan_says_is_what_loaders_deliver(sharded: Sharded, num_ranks: int
     assert loads.member_bytes_by_rank == tuple(by_rank) and not loads.bytes_are_estimate
 
 
-def test_a_filter_and_classes_of_cost_are_foreseen_too(sharded: Sharded) -> None:
-    """PLAN-3 and PLAN-4: with --where and --sync cost the keys are those that loaders deliver, rank by rank."""
+def test_a_filter_and_cost_classes_are_predicted_too(sharded: Sharded) -> None:
+    """PLAN-3 and PLAN-4: with --where and --sync cost, the predicted keys equal the loaders' keys, rank by rank."""
     dataset = streamvid.open_dataset(sharded.root)
     run = run_of(2, "pad", sync="cost", where="duration_seconds > 1", details=True)
     forecast = forecast_dataset(dataset, run)
@@ -95,8 +95,8 @@ def test_a_filter_and_classes_of_cost_are_foreseen_too(sharded: Sharded) -> None
     assert [{name: batch[name] for name in found[0]} for batch in planned_keys(dataset, run)] == found
 
 
-def test_memory_is_that_of_the_loader(sharded: Sharded) -> None:
-    """RES-2: the ring that plan tells of is the one that a loader takes."""
+def test_predicted_memory_equals_the_loaders(sharded: Sharded) -> None:
+    """RES-2: the predicted ring size equals the loader's ring size."""
     dataset = streamvid.open_dataset(sharded.root)
     for prefetch in (0, 256 * 2**20):
         run = dataclasses.replace(run_of(2), prefetch_bytes=prefetch, details=True)
@@ -111,8 +111,8 @@ def test_memory_is_that_of_the_loader(sharded: Sharded) -> None:
     assert memory.per_node_bytes == 4 * memory.per_rank_bytes
 
 
-def test_waste_is_that_of_the_index(sharded: Sharded) -> None:
-    """Crop, upscale and unused frames of each bucket are the means of what the index records."""
+def test_predicted_waste_equals_the_means_of_the_index(sharded: Sharded) -> None:
+    """Each bucket's crop, upscale and unused frames are the means of the index values."""
     dataset = streamvid.open_dataset(sharded.root)
     setup = set_up_run(dataset, run_of(1))
     rows = dataset.samples_table().to_pylist()
@@ -132,11 +132,11 @@ def test_waste_is_that_of_the_index(sharded: Sharded) -> None:
         assert shape.frames_unused_share == pytest.approx(1 - len(mine) * scan.bucket.num_frames / frames)
 
 
-def test_some_shards_stand_for_all_and_that_is_said(sharded: Sharded) -> None:
+def test_a_dataset_can_be_estimated_from_some_of_its_shards(sharded: Sharded) -> None:
     dataset = streamvid.open_dataset(sharded.root)
     setup = set_up_run(dataset, run_of(1))
     whole, some = scan_buckets(setup), scan_buckets(setup, max_shards=4)
-    assert set(some) == set(whole)  # of each bucket one shard at least
+    assert set(some) == set(whole)  # at least one shard per bucket
     assert any(scan.shape.num_samples < whole[name].shape.num_samples for name, scan in some.items())
     assert all(scan.first is None for scan in some.values())
 
@@ -147,8 +147,8 @@ def test_a_run_without_a_step_has_counts_and_no_details(sharded: Sharded) -> Non
     assert forecast.details is None and forecast.counts.starved
 
 
-def test_requests_are_what_a_store_sees(sharded: Sharded) -> None:
-    """STORE-2: of clips that are read from an object store, the requests that plan tells of are those that it counts."""
+def test_predicted_requests_equal_the_stores_count(sharded: Sharded) -> None:
+    """STORE-2: for clips read from an object store, the number of predicted requests equals the store's count."""
     url = "memory://streamvid-forecast"
     streamvid.copy_dataset(sharded.root, url)
     dataset = streamvid.open_dataset(url)

@@ -1,4 +1,4 @@
-"""Histograms of a dataset's columns: every value is counted once, whatever the values are."""
+"""Tests of the histograms of a dataset's columns: every value is counted once, whatever the values are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, list[Any]]] = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two shards of two samples each."""
+    """Dataset with two shards of two samples each."""
     folder = tmp_path_factory.mktemp("histograms") / "ds"
     rows = [
         replace(ROW, key=f"a-{n}", index=n % 2, text="é" * n or None, columns={k: v[n] for k, (_, v) in KINDS.items()})
@@ -63,12 +63,12 @@ def test_each_value_is_in_one_bin(root: Path) -> None:
     assert figures["user.few"].counts == (1, 2, 0, 0, 1)
     assert figures["user.same"].edges == (np.float32(0.3),) * 2
     wide = figures["user.wide"]
-    assert (wide.edges[0], wide.edges[-1]) == (wide.minimum, wide.maximum), "labels of bins show the bounds"
+    assert (wide.edges[0], wide.edges[-1]) == (wide.minimum, wide.maximum), "bin labels show the bounds"
     assert sum(count > 0 for count in figures["user.wide"].counts) == 4
     assert figures["caption_length"].maximum == 3 and figures["caption_length"].minimum == 0
 
 
-def test_samples_outside_of_the_view_are_not_counted(root: Path) -> None:
+def test_samples_outside_the_view_are_not_counted(root: Path) -> None:
     whole = open_dataset(root)
     found = histograms_of(Dataset(whole.store, manifest=whole.manifest, where="few == 2"))
     assert (found.num_samples, found.num_scanned) == (2, 2)
@@ -78,7 +78,7 @@ def test_samples_outside_of_the_view_are_not_counted(root: Path) -> None:
     assert (few.minimum, few.maximum) == (2, 2)
 
 
-def test_a_part_is_read_of_large_datasets(root: Path) -> None:
+def test_large_datasets_are_read_in_part(root: Path) -> None:
     found = histograms_of(open_dataset(root), max_samples=2)
     assert not found.is_complete and found.num_scanned == 2 and found.num_samples == 4
     assert found.hours == pytest.approx(4 * ROW.clip.duration_seconds / 3600)

@@ -1,4 +1,4 @@
-"""Metadata with sizes, forecast without opening a file: as if each row were asked by itself, and as shard does it."""
+"""Tests of forecasts from metadata with sizes, against a row-by-row loop and the sharder's result."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def forecast(source: Path, config: BucketConfig, seed: int = 7) -> AssignedRows:
 def one_by_one(
     rows: list[dict[str, Any]], config: BucketConfig, seed: int = 7
 ) -> tuple[Counter[str], Counter[str], Any]:
-    """(rows drawn by bucket, rows left out by kind, expected rows by bucket) of a plain loop."""
+    """Return (rows drawn per bucket, rows left out per kind, expected rows per bucket), computed by a plain loop."""
     drawn, left, expected = Counter[str](), Counter[str](), dict[str, Fraction]()
     for row in rows:
         seconds = Fraction(row["duration"]).limit_denominator(10**6)
@@ -88,8 +88,8 @@ def one_by_one(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_rows_are_counted_as_if_each_were_asked_alone(tmp_path: Path, name: str) -> None:
-    """SHARD-3: every row is in a bucket or left out with a kind, as a plain loop over `choices` says; draws too."""
+def test_rows_are_counted_as_in_a_row_by_row_loop(tmp_path: Path, name: str) -> None:
+    """SHARD-3: each row gets a bucket or a kind of rejection, as in a plain loop over `choices`, including draws."""
     rows = rows_of(3000)
     found = forecast(write_rows(tmp_path / "m.parquet", rows), CONFIGS[name])
     drawn, left, expected = one_by_one(rows, CONFIGS[name])
@@ -104,8 +104,8 @@ def test_rows_are_counted_as_if_each_were_asked_alone(tmp_path: Path, name: str)
         assert all(rows[one.row]["path"] == one.source for one in kind.examples)
 
 
-def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
-    """csv, json, jsonl, parquet and a folder of parquet: the same rows, the same forecast."""
+def test_all_file_formats_give_the_same_forecast(tmp_path: Path) -> None:
+    """CSV, JSON, JSON Lines, Parquet and a folder of Parquet files with the same rows give the same forecast."""
     rows = rows_of(500)
     folder = tmp_path / "many"
     folder.mkdir()
@@ -127,7 +127,7 @@ def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
 
 
 def test_broken_rows_and_values_are_left_out_with_a_reason(tmp_path: Path) -> None:
-    """SHARD-3: no row is lost: values that are no number, rows of other lengths, objects that are none."""
+    """SHARD-3: no row is lost, even with non-numeric values, missing fields or lines that are not JSON objects."""
     text = (
         "path,num_frames,height,width,fps\n"
         "a.mp4,33,480,832,24\n"
@@ -151,19 +151,19 @@ def test_broken_rows_and_values_are_left_out_with_a_reason(tmp_path: Path) -> No
     assert (found.num_rows, found.left_out["unreadable-row"].num_rows) == (3, 2)
 
 
-def test_frames_may_be_said_by_duration_and_rate(tmp_path: Path) -> None:
+def test_frames_may_be_given_by_duration_and_rate(tmp_path: Path) -> None:
     rows = [{"height": 480, "width": 832, "fps": 24.0, "duration": 2.0}] * 3
     found = forecast(write_rows(tmp_path / "m.csv", rows), CONFIGS["resolutions"])
     assert found.counts == {"480p-33f-16x9": 3} and found.frames_are_estimated
 
 
-def test_a_rate_that_needs_a_duration_says_so(tmp_path: Path) -> None:
+def test_a_rate_that_needs_a_duration_rejects_rows_without_one(tmp_path: Path) -> None:
     rows = [{"num_frames": 33, "height": 480, "width": 832}] * 2
     found = forecast(write_rows(tmp_path / "m.csv", rows), CONFIGS["resampled"])
     assert {kind: one.num_rows for kind, one in found.left_out.items()} == {"unknown-duration": 2}
 
 
-def test_metadata_without_sizes_names_what_to_use(tmp_path: Path) -> None:
+def test_an_error_for_metadata_without_sizes_names_a_remedy(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "m.csv", [{"path": "a.mp4", "caption": "x"}])
     with pytest.raises(
         SourceError, match=r"no column for height, width, num_frames .*; its columns: path, caption.*--dry-run"
@@ -172,8 +172,10 @@ def test_metadata_without_sizes_names_what_to_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("probabilities", [False, True])
-def test_it_says_what_shard_does(corpus: Corpus, sharded: Sharded, tmp_path: Path, probabilities: bool) -> None:
-    """PLAN-4, SHARD-3: of the demo's corpus, with its true sizes, the buckets that shard gives, draws among them."""
+def test_the_forecast_equals_the_sharders_result(
+    corpus: Corpus, sharded: Sharded, tmp_path: Path, probabilities: bool
+) -> None:
+    """PLAN-4, SHARD-3: for the demo's corpus with its true sizes, the buckets equal the sharder's, including draws."""
     table = streamvid.open_dataset(sharded.root).samples_table().to_pylist()
     rows = [
         {

@@ -1,4 +1,4 @@
-"""Locks, journals and worker processes, which several rooms build on."""
+"""Tests of locks, journals and worker processes, which several rooms use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_lock_excludes_until_it_is_released(tmp_path: Path) -> None:
     assert lock is not None
     path.unlink()
     assert not lock.is_at(path)
-    with wait_for_lock(path) as other:  # a lock on a removed file excludes nobody
+    with wait_for_lock(path) as other:  # a lock on a removed file excludes no other process
         assert other.is_at(path)
     lock.release()
 
@@ -69,7 +69,7 @@ time.sleep(1000)
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_journal_keeps_whole_lines_of_the_same_rules(tmp_path: Path) -> None:
+def test_a_journal_keeps_complete_lines_with_the_same_rules(tmp_path: Path) -> None:
     path, key = tmp_path / "journal", ("a.mp4", 7, "v1")
     with Journal(path, {"rules": 1}) as journal:
         journal.add(key, {"width": 16})
@@ -92,7 +92,7 @@ def test_a_journal_keeps_whole_lines_of_the_same_rules(tmp_path: Path) -> None:
 
 
 def test_many_findings_are_found_by_their_keys() -> None:
-    """More than are kept apart before they are sorted; the latest finding of a key counts."""
+    """The findings exceed the buffer of unsorted entries; the latest finding per key counts."""
     findings, num_keys = Findings(), 100_000
     for number in range(150_000):
         findings.put((f"{number % num_keys}.mp4", 1), b'["%d.mp4", 1, %d]' % (number % num_keys, number))
@@ -104,13 +104,13 @@ def test_many_findings_are_found_by_their_keys() -> None:
 
 
 def serve(socket_fd: str, other_fd: str, word: str) -> None:
-    """A worker of the tests: says what it was given, then hangs."""
+    """Act as a worker: send the received word and the file's size, then hang."""
     socket.socket(fileno=int(socket_fd)).sendall(f"{word} {os.fstat(int(other_fd)).st_size}".encode())
     time.sleep(1000)
 
 
 @pytest.mark.parametrize("how", ["socket", "kill", "signals"])
-def test_a_worker_ends_with_its_socket_and_ignores_what_its_parent_is_sent(how: str, tmp_path: Path) -> None:
+def test_a_worker_ends_with_its_socket_and_ignores_signals(how: str, tmp_path: Path) -> None:
     """STOP-1"""
     (tmp_path / "file").write_bytes(b"12345")
     ours, theirs = socket.socketpair()
@@ -131,8 +131,8 @@ def test_a_worker_ends_with_its_socket_and_ignores_what_its_parent_is_sent(how: 
     assert how != "socket" or describe_exit(worker.returncode) == "ended with exit code 1"
 
 
-def test_an_interrupt_anywhere_in_a_release_loses_no_lock(tmp_path: Path) -> None:
-    """STOP-1: Ctrl-C comes between any two lines; once the lock is forgotten, the file is free."""
+def test_an_interrupt_during_release_leaves_no_lock(tmp_path: Path) -> None:
+    """STOP-1: Ctrl-C may come between any two lines; once the lock object is gone, the file is free."""
     path, num_interrupted = tmp_path / "lock", 0
     for place in range(1, 100):
         lock = wait_for_lock(path)

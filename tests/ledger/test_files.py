@@ -1,4 +1,4 @@
-"""A ledger's files: a kill at any byte loses nothing that was written, and damaged or hostile files are read safely."""
+"""Tests of a ledger's files: a kill loses nothing already written, and damaged or hostile files are safe to read."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def read(session: Path) -> list[LoggedBatch]:
 
 @settings(max_examples=60)
 @given(several=st.lists(batches, max_size=6), is_closed=st.booleans())
-def test_what_is_written_is_read(
+def test_written_batches_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, several: list[LoggedBatch], is_closed: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("ledger")
@@ -95,7 +95,7 @@ def test_what_is_written_is_read(
     assert read(folder / "session-000001") == several
 
 
-def test_a_kill_at_any_byte_of_the_tail_loses_only_the_batch_that_it_cuts(tmp_path: Path) -> None:
+def test_a_kill_at_any_byte_of_the_tail_loses_only_the_last_batch(tmp_path: Path) -> None:
     writer = written(tmp_path, [])
     session = tmp_path / "session-000001"
     tail, several, ends = session / "rank-00000.tail", [batch(step) for step in range(5)], [0]
@@ -109,7 +109,7 @@ def test_a_kill_at_any_byte_of_the_tail_loses_only_the_batch_that_it_cuts(tmp_pa
 
 
 def test_a_kill_at_any_byte_of_a_block_loses_nothing(tmp_path: Path) -> None:
-    """Its batches are still in the tail, which is emptied after the block is complete."""
+    """The block's batches are still in the tail, which is emptied only after the block is complete."""
     several = [batch(step, 300) for step in range(4)]
     writer = written(tmp_path, several[:3])
     session = tmp_path / "session-000001"
@@ -126,7 +126,7 @@ def test_a_kill_at_any_byte_of_a_block_loses_nothing(tmp_path: Path) -> None:
     assert read(session) == several, "batches in both files count once"
 
 
-def test_damage_never_raises_or_invents(tmp_path: Path) -> None:
+def test_damage_never_raises_an_error_or_invents_batches(tmp_path: Path) -> None:
     several = [batch(step) for step in range(6)]
     written(tmp_path, several).close()
     session = tmp_path / "session-000001"
@@ -143,7 +143,7 @@ def test_damage_never_raises_or_invents(tmp_path: Path) -> None:
 def test_forged_frames_are_read_safely(
     tmp_path_factory: pytest.TempPathFactory, forged: list[Any], packed: bool
 ) -> None:
-    """SAFE-1: right checksums, any content."""
+    """SAFE-1: frames with valid checksums and arbitrary content."""
     session = tmp_path_factory.mktemp("session")
     data = b"".join(frame(one, is_compressed=packed) for one in forged)
     (session / "rank-00000.ledger").write_bytes(data)
@@ -153,7 +153,7 @@ def test_forged_frames_are_read_safely(
 
 
 def test_a_frame_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
-    """SAFE-1: the limit comes before the memory."""
+    """SAFE-1: the limit applies before memory is allocated."""
     stored = b"z" + zlib.compress(b'"' + b"x" * (MAX_JSON_BYTES + 1) + b'"')
     head = len(stored).to_bytes(4, "little") + zlib.crc32(stored).to_bytes(4, "little")
     (tmp_path / "bomb").write_bytes(head + stored)
@@ -174,7 +174,7 @@ def test_ranks_of_a_run_share_a_session_and_later_runs_do_not(tmp_path: Path) ->
     assert names == [ranks, ranks, ["rank-00000.ledger", "session.json"]]
 
 
-def test_errors_say_what_to_do(tmp_path: Path) -> None:
+def test_errors_name_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"contains no ledger; pass the folder that was set as output\.ledger"):
         read_history(tmp_path)
     (tmp_path / "file").write_text("")

@@ -1,6 +1,6 @@
-"""The golden plans of tests/data/plan_golden.json.
+"""Golden plans of tests/data/plan_golden.json.
 
-`python -m tests.plan.golden` computes their steps anew. Run it only together with a new PLAN_VERSION.
+`python -m tests.plan.golden` recomputes their steps. Run it only together with a new PLAN_VERSION.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def golden_plan(case: dict[str, Any]) -> EpochPlan:
 
 
 def step_to_json(step: Step) -> list[Any]:
-    """[bucket of each rank, or the one of all; shards; indices; visits; sources where there are several]."""
+    """Return [bucket per rank or one for all, shards, indices, visits, and sources if there are several]."""
     names = list(step.bucket_ids)
     value = [names[0] if len(set(names)) == 1 else names, step.shards.tolist(), step.indices.tolist()]
     value.append(step.visits.tolist())

@@ -1,4 +1,4 @@
-"""Datasets, worlds and whole runs with kills, drawn by hypothesis and judged from what the ranks receive."""
+"""Hypothesis strategies for datasets, worlds and runs with kills, and checks of what the ranks receive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Dataset = dict[str, list[int]]
 
 
 class Row(NamedTuple):
-    """One sample that a rank received."""
+    """Sample that a rank received."""
 
     bucket_id: str
     source: int
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """What a run is made of besides its lives: `repeats` has one for each dataset."""
+    """Everything that defines a run except its legs; `repeats` has one value per dataset."""
 
     datasets: tuple[Dataset, ...]
     repeats: tuple[Fraction, ...]
@@ -54,7 +54,7 @@ class Case:
         return self.datasets[source].get(bucket_id, [])
 
     def boundary(self, source: int, bucket_id: str, epoch: int) -> int:
-        """Samples of a dataset in a bucket that the epochs before `epoch` take, by the definition of repeats."""
+        """Return how many samples of a dataset's bucket the epochs before `epoch` take, as repeats define it."""
         whole = self.repeats[source] * sum(self.counts(source, bucket_id)) * epoch
         return (2 * whole.numerator + whole.denominator) // (2 * whole.denominator)
 
@@ -64,7 +64,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Leg:
-    """A life of the run: its world and batch sizes, and the share of the epoch's rest that it lives through."""
+    """Part of a run between two kills: world, batch sizes, and the share of the remaining steps that it completes."""
 
     num_ranks: int
     batch_sizes: dict[str, int]
@@ -73,7 +73,7 @@ class Leg:
 
 @dataclass
 class Received:
-    """What all ranks of one epoch received, in order."""
+    """Samples that all ranks received in one epoch, in order."""
 
     rows: list[Row] = field(default_factory=list)
     num_steps: int = 0
@@ -86,7 +86,7 @@ class Received:
 
 
 def datasets() -> st.SearchStrategy[Dataset]:
-    """Buckets with few samples (fewer than a step takes, or none) beside others with some hundreds."""
+    """Draw buckets with few samples (fewer than a step takes, or none) and others with some hundreds."""
     few = st.lists(st.integers(0, 9), max_size=7)
     many = st.lists(st.integers(10, 60), min_size=3, max_size=12)
     return st.dictionaries(st.sampled_from(BUCKET_IDS), few | many, min_size=1)
@@ -110,7 +110,7 @@ def legs() -> st.SearchStrategy[Leg]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """One dataset or several with repeats, and all options."""
+    """Draw one dataset, or several with repeats, and all options."""
     sets = draw(st.lists(datasets(), min_size=1, max_size=3))
     simple = st.sampled_from([Fraction(1), Fraction(2), Fraction(1, 2)])
     repeats = draw(st.lists(simple | st.fractions(Fraction(1, 9), 3, max_denominator=9), min_size=3, max_size=3))
@@ -138,7 +138,7 @@ def plan_of(case: Case, leg: Leg, cursor: Cursor | None = None) -> EpochPlan:
 
 
 def receive(step: Step, leg: Leg, chosen: PlanOptions) -> list[Row]:
-    """What the ranks receive at a step, rank by rank; each a batch of one bucket, whole but for the tails that say so."""
+    """Return the samples that the ranks receive at a step, checking batch sizes and buckets per rank."""
     rows: list[Row] = []
     lengths = []
     assert len(step.bucket_ids) == leg.num_ranks
@@ -187,7 +187,7 @@ def run(case: Case, epochs: list[list[Leg]]) -> tuple[list[Received], Cursor]:
 
 
 def assert_report_is_true(report: tuple[BucketReport, ...], rows: list[Row]) -> None:
-    """Announced before the first step, found in what was received after the last."""
+    """Check that a report made before the first step matches the received samples."""
     for line in report:
         mine = [row for row in rows if row.bucket_id == line.bucket_id]
         assert line.num_delivered == len(mine)
@@ -204,7 +204,7 @@ def assert_same_steps(some: list[Step], others: list[Step]) -> None:
 
 
 def assert_same_samples(some: list[Step], others: list[Step]) -> None:
-    """The same samples at each step, whichever rank has them."""
+    """Check that each step has the same samples, whichever rank receives them."""
     assert len(some) == len(others)
     for one, other in zip(some, others, strict=True):
         for name in ("sources", "shards", "indices", "visits", "is_repeat"):
@@ -216,7 +216,7 @@ def samples_of(shards: list[int]) -> set[tuple[int, int]]:
 
 
 def assert_passes_are_whole(rows: list[Row], shards: list[int], total: int) -> None:
-    """`total` deliveries of a dataset's bucket: pass after pass, each sample once in each."""
+    """Check that `total` deliveries of a dataset's bucket are consecutive passes with each sample once per pass."""
     num_samples = sum(shards)
     assert len(rows) == total
     assert len({row.delivery for row in rows}) == total

@@ -1,4 +1,4 @@
-"""tools/bench_plan.py runs and reports everything it measures; what it reports is for people to judge."""
+"""Test that tools/bench_plan.py runs and reports all of its measurements; judging them is left to people."""
 
 from __future__ import annotations
 

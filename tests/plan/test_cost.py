@@ -1,4 +1,4 @@
-"""Costs of steps: what a fit finds in noisy measurements, and classes of buckets that cost about the same."""
+"""Tests of step costs: fits to noisy measurements, and classes of buckets with similar costs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def batch_size_of(bucket_id: str, max_tokens: int = 90_000) -> int:
 
 
 @given(models, seeds)
-def test_the_fit_predicts_what_was_not_measured(model: tuple[float, float, float], seed: int) -> None:
-    """Noise of 3 % either way, and in every batch a first step that compiles: 20 times as long, the first in a run."""
+def test_the_fit_predicts_unmeasured_steps(model: tuple[float, float, float], seed: int) -> None:
+    """Measurements have 3 % noise, and the first step of each batch shape takes 20 times as long, as if it compiled."""
     draw = random.Random(seed)
     by_tokens = sorted(IDS, key=TOKENS.__getitem__)
     measured = {by_tokens[0], by_tokens[-1], *draw.sample(IDS, 8)}
@@ -62,14 +62,14 @@ def test_the_fit_predicts_what_was_not_measured(model: tuple[float, float, float
 def test_the_fit_of_exact_measurements_is_exact(model: tuple[float, float, float]) -> None:
     runs = [(name, size, seconds(model, name, size)) for name in IDS for size in (1, 4)]
     table = fit_costs(runs, BUCKETS)
-    assert not table.measured  # one step each may have been a first one
+    assert not table.measured  # a single step per batch may have been a first step
     for name in IDS:
         for size in (1, 2, 4, 7):
             assert table.step_nanoseconds(name, size) == pytest.approx(seconds(model, name, size) * 1e9, rel=1e-3)
 
 
 @given(models, seeds)
-def test_the_order_of_measurements_changes_nothing(model: tuple[float, float, float], seed: int) -> None:
+def test_the_order_of_measurements_does_not_matter(model: tuple[float, float, float], seed: int) -> None:
     draw = random.Random(seed)
     runs = [
         (name, size, seconds(model, name, size) * draw.uniform(0.5, 3))
@@ -84,7 +84,7 @@ def test_the_order_of_measurements_changes_nothing(model: tuple[float, float, fl
 
 
 def test_a_measured_batch_costs_its_median() -> None:
-    """One of three may be anything; two measurements might both be first steps, so the model answers for them."""
+    """One outlier of three is ignored; two measurements might both be first steps, so the model predicts their cost."""
     runs = [(IDS[0], 4, value) for value in (0.5, 90.0, 0.51)] + [(IDS[1], 4, 77.0), (IDS[1], 4, 78.0)]
     table = fit_costs(runs, BUCKETS)
     assert table.measured == {(IDS[0], 4): 510_000_000}
@@ -94,7 +94,7 @@ def test_a_measured_batch_costs_its_median() -> None:
 
 @given(st.integers(0, len(IDS) - 1), st.floats(1e-3, 100))
 def test_one_measured_batch_scales_the_default(number: int, value: float) -> None:
-    """With one number of tokens a sample, attention cannot be told from the rest: the default says its share."""
+    """With one token count, attention cannot be separated from the other costs, so the default determines its share."""
     table, default = fit_costs([(IDS[number], 4, value)] * 3, BUCKETS), default_costs(BUCKETS)
     scale = value * 1e9 / default.step_nanoseconds(IDS[number], 4)
     for name in IDS:
@@ -104,8 +104,8 @@ def test_one_measured_batch_scales_the_default(number: int, value: float) -> Non
 
 
 @given(st.lists(st.tuples(st.sampled_from(IDS), st.integers(1, 64), st.floats(1e-6, 1e4)), min_size=1, max_size=30))
-def test_predictions_never_fall_with_tokens(runs: list[tuple[str, int, float]]) -> None:
-    """Whatever was measured, nonsense too: no coefficient is negative, and every step costs something."""
+def test_predictions_never_decrease_with_tokens(runs: list[tuple[str, int, float]]) -> None:
+    """Even for nonsensical measurements, no coefficient is negative and every step has a cost."""
     table = fit_costs(runs, BUCKETS)
     plain = CostTable(table.tokens, table.constant, table.per_token, table.per_pair)
     by_tokens = sorted(IDS, key=TOKENS.__getitem__)
@@ -119,13 +119,13 @@ def test_predictions_never_fall_with_tokens(runs: list[tuple[str, int, float]]) 
 
 def test_the_default_counts_tokens_and_attention() -> None:
     table = CostTable({"small": 12_288, "none": 1, "large": 24_576})
-    assert table.step_nanoseconds("none", 1) == 1000  # 1 µs a token
+    assert table.step_nanoseconds("none", 1) == 1000  # 1 µs per token
     assert table.step_nanoseconds("small", 3) == pytest.approx(2 * 3 * 12_288_000, rel=1e-6)
     assert table.step_nanoseconds("large", 3) == pytest.approx(3 * 3 * 24_576_000, rel=1e-6)
 
 
 @given(models, st.integers(1, 5))
-def test_a_table_goes_through_json(model: tuple[float, float, float], count: int) -> None:
+def test_a_table_round_trips_through_json(model: tuple[float, float, float], count: int) -> None:
     runs = [(name, 2, seconds(model, name, 2)) for name in IDS[:5] for _ in range(count)]
     table = fit_costs(runs, BUCKETS)
     again = CostTable.from_json(json.loads(json.dumps(table.to_json())))
@@ -145,7 +145,7 @@ def test_classes_partition_and_keep_the_tolerance(costs: dict[str, int], toleran
     most = 1 + Fraction(tolerance).limit_denominator(10**6)
     for number, inside in members.items():
         assert max(inside) <= min(inside) * most
-        if number:  # and it could not have gone into the one before
+        if number:  # the bucket did not fit into the previous class
             assert min(inside) > min(members[number - 1]) * most
             assert min(inside) > max(members[number - 1])
     assert cost_classes(dict(reversed(costs.items())), tolerance) == classes
@@ -156,8 +156,8 @@ def test_the_edge_of_a_class_is_exact() -> None:
     assert cost_classes({"a": 7, "b": 7, "c": 8}, tolerance=0) == {"a": 0, "b": 0, "c": 1}
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    """Step times often come out of arrays; the table is the one that plain numbers give, and goes through JSON."""
+def test_numpy_numbers_are_accepted() -> None:
+    """Step times often come from arrays; the table equals that of plain numbers and is serializable as JSON."""
     runs = [(name, size, 0.25 * size + number) for name in IDS[:4] for size in (1, 4) for number in range(3)]
     table = fit_costs(runs, BUCKETS)
     for integer, real in ((np.int64, np.float64), (np.uint8, np.float32), (np.int32, np.float16)):
@@ -219,18 +219,18 @@ BAD: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("message", NO_MEASUREMENTS)
-def test_measurements_that_are_none_are_named(message: str) -> None:
+def test_invalid_measurements_are_refused(message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fit_costs(NO_MEASUREMENTS[message], BUCKETS)
 
 
 @pytest.mark.parametrize("message", NO_BUCKETS)
-def test_buckets_that_are_none_are_named(message: str) -> None:
+def test_invalid_buckets_are_refused(message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fit_costs([ONE], NO_BUCKETS[message])
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_nonsense_is_named(message: str) -> None:
+def test_other_invalid_values_are_refused(message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BAD[message]()

@@ -16,7 +16,7 @@ from streamvid.plan import Cursor
     phase=st.integers(0, 1023), step=st.integers(0, 2**40),
 )  # fmt: skip
 def test_round_trip(epoch: int, positions: dict[str, int], phase: int, step: int) -> None:
-    """PLAN-5: the state is JSON."""
+    """PLAN-5: the state round-trips through JSON."""
     cursor = Cursor(epoch, positions, phase, step)
     assert Cursor.from_json(json.loads(json.dumps(cursor.to_json()))) == cursor
     assert list(cursor.positions) == sorted(positions)
@@ -39,6 +39,6 @@ def test_round_trip(epoch: int, positions: dict[str, int], phase: int, step: int
         {"epoch": 0, "positions": {}, "step": -1},
     ],
 )
-def test_other_states_are_refused(state: Any) -> None:
+def test_invalid_states_are_refused(state: Any) -> None:
     with pytest.raises(StateError, match=r"cursor|positions"):
         Cursor.from_json(state)

@@ -1,4 +1,4 @@
-"""Draw sets: clips stored in several buckets, each pass in one of them or in none."""
+"""Tests of draw sets: clips stored in several buckets and delivered from at most one of them per pass."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from streamvid.errors import ConfigError
 from streamvid.plan import Cursor, EpochPlan, PlanOptions, PlanSource
 from streamvid.plan.draws import UNIT, DrawnStream, DrawSet
 
-# A clip is (draw set or bucket, number); a bucket's shards: first those of its own clips, then set after set.
-Sets = list[tuple[tuple[str, ...], tuple[int, ...], list[int]]]  # (buckets, weights, clips in each shard)
+# A clip is (draw set or bucket, number). A bucket's shards are first those of its own clips, then one set after
+# another.
+Sets = list[tuple[tuple[str, ...], tuple[int, ...], list[int]]]  # (buckets, weights, clips per shard)
 
 
 def make_source(sets: Sets, plain: dict[str, list[int]], seed: int) -> tuple[PlanSource, dict[str, list[list[object]]]]:
-    """A plan's source, and the clips that each shard of each bucket holds."""
+    """Build a plan's source, and return it with the clips of each shard of each bucket."""
     sizes: dict[str, list[int]] = {}
     clips: dict[str, list[list[object]]] = {}
     draws: dict[str, list[DrawSet]] = {}
@@ -41,7 +42,7 @@ def make_source(sets: Sets, plain: dict[str, list[int]], seed: int) -> tuple[Pla
 
 
 def delivered(source: PlanSource, clips: dict[str, list[list[object]]], plan: EpochPlan) -> list[tuple[str, object]]:
-    """(bucket, clip) of all that the plan's steps hand to all ranks, in order."""
+    """Return (bucket, clip) of all samples that the plan's steps deliver to all ranks, in order."""
     found = []
     for step in plan.steps(0, plan.num_steps_left):
         for shard, index in zip(step.shards.tolist(), step.indices.tolist(), strict=True):
@@ -74,10 +75,10 @@ def drawn_sets(draw: st.DrawFn) -> Sets:
     shuffle=st.sampled_from(["none", "shards", "window"]),
     epoch=st.sampled_from([0, 1, 2, 7, 1000, 10**6]),
 )
-def test_a_pass_has_each_clip_in_one_bucket_at_most(
+def test_a_pass_has_each_clip_in_at_most_one_bucket(
     sets: Sets, plain: dict[str, list[int]], seed: int, shuffle: str, epoch: int
 ) -> None:
-    """PLAN-4: in an epoch no clip comes twice, whichever buckets store it; other clips come once."""
+    """PLAN-4: in an epoch, a clip of a draw set comes at most once, in whichever bucket; other clips come once."""
     source, clips = make_source(sets, plain, seed)
     options = PlanOptions(seed=seed, shuffle=shuffle, window=2, tail="uneven")  # type: ignore[arg-type]
     sizes = dict.fromkeys(source.num_samples, 2)
@@ -94,9 +95,11 @@ def test_a_pass_has_each_clip_in_one_bucket_at_most(
 
 @pytest.mark.parametrize("num_clips", [1, 2, 7, 64])
 @pytest.mark.parametrize("weights", [(800_000, 200_000), (100_000, 330_000, 70_000), (500_000,)])
-def test_every_clip_has_each_bucket_with_its_probability(num_clips: int, weights: tuple[int, ...]) -> None:
-    """Over many passes, one clip's share of passes in a bucket; binomial bounds at alpha = 1e-6 are far wider than what
-    draws without replacement may miss by."""
+def test_every_clip_is_in_each_bucket_with_its_probability(num_clips: int, weights: tuple[int, ...]) -> None:
+    """Over many passes, each clip's share of passes in a bucket is close to its probability.
+
+    Draws without replacement stay far within the binomial bounds at alpha = 1e-6.
+    """
     shards = [num_clips] if num_clips < 7 else [num_clips // 3, num_clips - num_clips // 3]
     buckets = tuple("abc"[: len(weights)])
     source, clips = make_source([(buckets, weights, shards)], {}, seed=11)
@@ -115,8 +118,8 @@ def test_every_clip_has_each_bucket_with_its_probability(num_clips: int, weights
             assert abs(counts[bucket, clip] / num_passes - p) < bound, (bucket, clip)
 
 
-def test_draws_of_two_passes_differ_and_are_the_same_again() -> None:
-    """Drawn anew each epoch, and by (seed, pass) alone."""
+def test_draws_differ_between_passes_and_are_reproducible() -> None:
+    """Draws depend only on the seed and the pass, and differ from epoch to epoch."""
     source, clips = make_source([(("a", "b"), (500_000, 500_000), [20, 20])], {}, seed=5)
     sizes = {"a": 4, "b": 4}
 
@@ -137,10 +140,10 @@ def test_draws_of_two_passes_differ_and_are_the_same_again() -> None:
     tail=st.sampled_from(["carry", "drop", "shrink"]),
     data=st.data(),
 )
-def test_a_run_that_stops_and_goes_on_with_other_ranks_delivers_the_rest(
+def test_a_run_that_resumes_with_other_ranks_delivers_the_remaining_samples(
     sets: Sets, seed: int, ranks: list[int], tail: str, data: st.DataObject
 ) -> None:
-    """PLAN-5: the state is a position a bucket; what is delivered is the streams' next samples, whoever takes them."""
+    """PLAN-5: the state is one position per bucket, from which any number of ranks can continue."""
     source, clips = make_source(sets, {"a": [3]}, seed)
     options = PlanOptions(seed=seed, window=2, tail=tail)  # type: ignore[arg-type]
     sizes = dict.fromkeys(source.num_samples, 1)
@@ -163,8 +166,8 @@ def test_a_run_that_stops_and_goes_on_with_other_ranks_delivers_the_rest(
     assert all(count == 1 for count in by_clip.values())
 
 
-def test_all_of_a_drawn_stream_is_found_once_a_pass() -> None:
-    """Positions of a pass and the samples they find are one to one, whatever is drawn."""
+def test_a_drawn_stream_has_each_sample_once_per_pass() -> None:
+    """In each pass, positions map one-to-one to samples, whatever is drawn."""
     source, _ = make_source([(("a", "b"), (300_000, 300_000), [4, 9, 1])], {"a": [5, 2]}, seed=3)
     stream = source.stream("a", np.asarray(source.num_samples["a"]), PlanOptions(seed=3, window=2))
     assert isinstance(stream, DrawnStream)
@@ -177,7 +180,7 @@ def test_all_of_a_drawn_stream_is_found_once_a_pass() -> None:
         assert set(range(7)) <= set(ordinals.tolist())
 
 
-def test_wrong_draw_sets_are_refused() -> None:
+def test_invalid_draw_sets_are_refused() -> None:
     for weights, member in (((0, 0), 0), ((600_000, 500_000), 0), ((-1, 5), 0), ((5,), 1)):
         with pytest.raises(ConfigError, match="draw set with weights"):
             DrawSet(1, weights, member, np.arange(2))

@@ -19,7 +19,7 @@ def keys(*values: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 
 def test_golden_values() -> None:
-    """PLAN-1: the same numbers on every version of numpy and every machine."""
+    """PLAN-1: the numbers are the same with every version of numpy and on every machine."""
     for parts, value in GOLDEN["hash64"]:
         assert hash64(*parts) == value
     for text, value in GOLDEN["hash_text"]:
@@ -33,7 +33,7 @@ def test_golden_values() -> None:
 
 
 @given(columns=st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1), INTEGERS), min_size=1))
-def test_arrays_give_what_integers_give(columns: list[tuple[int, int, int]]) -> None:
+def test_arrays_equal_integers(columns: list[tuple[int, int, int]]) -> None:
     """PLAN-1"""
     signed = np.array([a for a, _, _ in columns], dtype=np.int64)
     unsigned = keys(*(b for _, b, _ in columns))
@@ -57,8 +57,8 @@ def test_a_permutation_reaches_every_place_once(size: int, key: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**62), st.integers(0, 2**64 - 1), st.floats(0, 1)), min_size=1, max_size=20))
-def test_permutations_mix_in_one_call(rows: list[tuple[int, int, float]]) -> None:
-    """Each element has a size and a key of its own; places depend on nothing else in the call."""
+def test_permutations_of_several_sizes_work_in_one_call(rows: list[tuple[int, int, float]]) -> None:
+    """Each element has its own size and key; its place does not depend on the other elements of the call."""
     sizes = np.array([size for size, _, _ in rows])
     positions = np.array([min(int(share * size), size - 1) for size, _, share in rows])
     together = permute(positions, sizes, keys(*(key for _, key, _ in rows)))
@@ -67,8 +67,8 @@ def test_permutations_mix_in_one_call(rows: list[tuple[int, int, float]]) -> Non
     assert (together >= 0).all() and (together < sizes).all()
 
 
-def test_a_long_call_gives_what_short_ones_give() -> None:
-    """Runs of equal sizes and keys, cut wherever the work arrays end."""
+def test_a_long_call_equals_several_short_ones() -> None:
+    """Runs of equal sizes and keys may be split anywhere by the internal work arrays."""
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 900, 250)
     sizes, seeds = np.repeat(rng.integers(1, 5000, 250), counts), np.repeat(hash64_array(np.arange(250)), counts)
@@ -82,7 +82,7 @@ def test_a_long_call_gives_what_short_ones_give() -> None:
 
 
 def test_permutations_are_uniform() -> None:
-    """Every place is as likely for every position, in windows of a few samples too (chi-squared, fixed keys)."""
+    """Every place is equally likely for every position, also in windows of a few samples (chi-squared, fixed keys)."""
     for size in (2, 3, 5, 8, 12):
         places = permute(np.arange(size)[None, :], np.array([[size]]), hash64_array(np.arange(6000))[:, None])
         counts = np.array([np.bincount(column, minlength=size) for column in places.T])

@@ -9,8 +9,8 @@ from streamvid.errors import ConfigError
 from streamvid.plan import PlanOptions
 
 
-def test_the_order_key_says_what_positions_depend_on() -> None:
-    """PLAN-1: a state may change its tail, but not what gives its positions their meaning."""
+def test_the_order_key_contains_what_positions_depend_on() -> None:
+    """PLAN-1: a resumed run may change its tail, but not the options that define what a position means."""
     key = PlanOptions(seed=3, window=8).order_key()
     assert json.loads(json.dumps(key)) == {"seed": 3, "shuffle": "window", "window": 8}
     assert PlanOptions(seed=3, window=8, tail="drop").order_key() == key
@@ -33,6 +33,6 @@ def test_the_order_key_says_what_positions_depend_on() -> None:
         ({"tail": "uneven", "accumulate": 2}, "accumulate=2 cannot be combined with tail='uneven'.*use tail='carry'"),
     ],
 )
-def test_other_options_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PlanOptions(**fields)

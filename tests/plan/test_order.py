@@ -15,7 +15,7 @@ Size = tuple[int, int, int, bool]
 
 
 def tracks_of(sizes: list[Size], epoch: int) -> list[Track]:
-    """One track for each (samples, stride, position before or after the epoch's start, has a first key)."""
+    """Build a track per (samples, stride, offset from the epoch's start, has a first key)."""
     tracks = []
     for i, (length, stride, offset, has_first) in enumerate(sizes):
         position = max(0, epoch * length + offset)
@@ -31,7 +31,7 @@ def order_of(tracks: list[Track], options: PlanOptions, epoch: int) -> EpochOrde
 
 
 def order_by_sorting(tracks: list[Track], options: PlanOptions, epoch: int) -> list[tuple[int, int]]:
-    """The specification, one step at a time on Python numbers."""
+    """Return the specified order, computed one step at a time with Python numbers."""
     keyed = []
     for number, track in enumerate(tracks):
         for index in range(track.num_steps):
@@ -58,10 +58,10 @@ SIZES = st.lists(
     epoch=st.sampled_from([0, 1, 7, 10**9]),
     data=st.data(),
 )
-def test_any_part_of_the_order_is_what_sorting_gives(
+def test_any_part_of_the_order_equals_sorting(
     sizes: list[Size], shuffle: Any, seed: int, epoch: int, data: st.DataObject
 ) -> None:
-    """PLAN-1, PLAN-6: any part of the order and any count of steps, without a table of the epoch."""
+    """PLAN-1, PLAN-6: any part of the order and any step count are computed without a table of the epoch."""
     options = PlanOptions(seed, shuffle)
     spans = tracks_of(sizes, epoch)
     order = order_of(spans, options, epoch)
@@ -74,7 +74,7 @@ def test_any_part_of_the_order_is_what_sorting_gives(
     for start, stop in zip(sorted(cuts), sorted(cuts)[1:], strict=False):
         buckets, indices = order.steps(start, stop)
         assert list(zip(buckets.tolist(), indices.tolist(), strict=True)) == expected[start:stop]
-    # All of them in one call; empty stretches too.
+    # All ranges in one call, including empty ones.
     starts, stops = np.array(sorted(cuts)[:-1]), np.array(sorted(cuts)[1:])
     buckets, indices = order.stretches(starts, stops)
     assert list(zip(buckets.tolist(), indices.tolist(), strict=True)) == expected[min(cuts) : max(cuts)]
@@ -82,7 +82,7 @@ def test_any_part_of_the_order_is_what_sorting_gives(
 
 
 def test_equal_buckets_without_jitter_take_turns() -> None:
-    """Ties of the key, of which there are as many as steps, are settled by bucket id."""
+    """All steps have equal keys; the bucket ID breaks the ties."""
     order = order_of(tracks_of([(5000, 1, 0, False)] * 3, 0), PlanOptions(shuffle="none"), 0)
     for start in (0, 1, 7000, 14999):
         buckets, indices = order.steps(start, start + 1)
@@ -96,8 +96,8 @@ def test_a_small_bucket_is_spread_over_the_epoch() -> None:
     assert [place // 10_001 for place in places] == list(range(10))
 
 
-def test_memory_grows_with_the_number_of_buckets_and_not_with_its_square() -> None:
-    """Ten thousand buckets once took 2.7 GB per rank per epoch."""
+def test_memory_does_not_grow_with_the_square_of_the_number_of_buckets() -> None:
+    """Regression: ten thousand buckets took 2.7 GB per rank per epoch."""
     counts = {f"bucket-{number:05d}": [1 + number % 60, 20] for number in range(10_000)}
     tracemalloc.start()
     try:

@@ -21,7 +21,7 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "plan_golden.json").re
 
 @given(dataset=datasets(), chosen=options(), leg=legs(), data=st.data())
 def test_any_slices_give_the_same_steps(dataset: Any, chosen: PlanOptions, leg: Leg, data: st.DataObject) -> None:
-    """PLAN-1: a step does not depend on which others are asked for with it, or in what order."""
+    """PLAN-1: a step does not depend on which other steps are requested with it, or in what order."""
     plan = make_plan(dataset, leg, chosen)
     steps = plan.steps(0, plan.num_steps_left + data.draw(st.integers(0, 5)))
     assert len(steps) == plan.num_steps_left == plan.num_steps
@@ -34,8 +34,8 @@ def test_any_slices_give_the_same_steps(dataset: Any, chosen: PlanOptions, leg: 
 
 
 @given(dataset=datasets(), chosen=options(), leg=legs(), num_epochs=st.integers(0, 5))
-def test_steps_are_known_before_the_first(dataset: Any, chosen: PlanOptions, leg: Leg, num_epochs: int) -> None:
-    """PLAN-2: epochs run one after the other have the steps that arithmetic gave."""
+def test_the_number_of_steps_is_known_in_advance(dataset: Any, chosen: PlanOptions, leg: Leg, num_epochs: int) -> None:
+    """PLAN-2: the number of steps of consecutive epochs is known in advance."""
     cursor, total = Cursor(), 0
     foretold = make_plan(dataset, leg, chosen).num_steps_through(num_epochs)
     for epoch in range(num_epochs):
@@ -52,7 +52,7 @@ def test_steps_are_known_before_the_first(dataset: Any, chosen: PlanOptions, leg
 def test_a_plan_is_a_function_of_its_arguments(
     dataset: Any, chosen: PlanOptions, leg: Leg, data: st.DataObject
 ) -> None:
-    """PLAN-1: neither the order of mappings nor the kind of sequence matters, and asking changes nothing."""
+    """PLAN-1: neither the order of mappings nor the type of sequence matters, and calls do not change the plan."""
     plan = make_plan(dataset, leg, chosen)
     shuffled = {name: np.array(dataset[name], np.int64) for name in data.draw(st.permutations(list(dataset)))}
     other = make_plan(shuffled, leg, chosen)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_a_plan_is_a_function_of_its_arguments(
 
 
 @given(seed=st.integers(0, 2**63 - 1), tail=st.sampled_from(["carry", "drop", "pad"]))
-def test_epochs_and_seeds_give_other_orders(seed: int, tail: Any) -> None:
+def test_epochs_and_seeds_have_different_orders(seed: int, tail: Any) -> None:
     """PLAN-1: the order is shuffled by (seed, epoch), within and across buckets."""
     dataset = {"a": [20] * 10, "b": [20] * 10}
 
@@ -87,7 +87,7 @@ def test_no_shuffle_keeps_the_manifest_order() -> None:
 
 
 def test_a_bucket_smaller_than_a_step_delivers_every_few_epochs() -> None:
-    """PLAN-4: under carry a bucket of 3 samples that needs 8 fills its first step in the third epoch."""
+    """PLAN-4: with tail="carry", a bucket of 3 samples that needs 8 per step has its first step in the third epoch."""
     cursor, delivered = Cursor(), []
     for _ in range(8):
         plan = EpochPlan({"a": [3]}, {"a": 4}, PlanOptions(), 2, cursor)
@@ -99,7 +99,7 @@ def test_a_bucket_smaller_than_a_step_delivers_every_few_epochs() -> None:
 
 
 def test_a_backlog_is_delivered_when_the_batch_shrinks() -> None:
-    """PLAN-5: five epochs without a step leave 15 samples, delivered by smaller steps with the sixth's."""
+    """PLAN-5: five epochs without a step leave 15 samples, which smaller steps deliver in the sixth epoch."""
     cursor = Cursor()
     for _ in range(5):
         cursor = EpochPlan({"a": [3]}, {"a": 100}, cursor=cursor).next_epoch()
@@ -110,14 +110,14 @@ def test_a_backlog_is_delivered_when_the_batch_shrinks() -> None:
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad"])
-def test_a_position_before_the_epoch_starts_at_it(tail: Any) -> None:
-    """PLAN-4: tails that do not carry never deliver another epoch's samples, as after `set_epoch`."""
+def test_a_position_before_the_epoch_moves_to_its_start(tail: Any) -> None:
+    """PLAN-4: tails that do not carry never deliver another epoch's samples, for example after `set_epoch`."""
     plan = EpochPlan({"a": [6]}, {"a": 2}, PlanOptions(tail=tail), cursor=Cursor(3, {"a": 7}))
     assert [step.visits.tolist() for step in plan.steps(0, 9)] == [[3, 3]] * 3
 
 
 def test_positions_of_long_runs_stay_exact() -> None:
-    """PLAN-4: at position 1e12 and beyond, and in a bucket of 1e12 samples, nothing is lost to rounding."""
+    """PLAN-4: no rounding errors occur at position 1e12 and beyond, or in a bucket of 1e12 samples."""
     dataset, sizes = {"a": [401] * 30, "b": [607] * 9}, {"a": 2, "b": 3}
     cursor = Cursor(10**9)
     plan = EpochPlan(dataset, sizes, PlanOptions(), 3, cursor)
@@ -144,7 +144,7 @@ def test_positions_of_long_runs_stay_exact() -> None:
 
 
 def test_memory_grows_with_shards_not_samples() -> None:
-    """PLAN-6: a billion samples cost what a thousand do."""
+    """PLAN-6: a billion samples need less than twice the memory of 64,000."""
 
     def peak_bytes(num_samples: int) -> int:
         tracemalloc.start()
@@ -162,7 +162,7 @@ def test_memory_grows_with_shards_not_samples() -> None:
 
 
 def test_the_state_is_small() -> None:
-    """PLAN-6, PLAN-5: one position a bucket."""
+    """PLAN-6, PLAN-5: the state has one position per bucket."""
     names = [
         f"1024px-{frames}f-{ratio}" for frames in range(101, 121) for ratio in ("16x9", "9x16", "1x1", "2.39x1", "3x4")
     ]
@@ -174,7 +174,7 @@ def test_the_state_is_small() -> None:
 
 
 def test_the_golden_plan() -> None:
-    """PLAN-1: this plan version gives these steps on every machine; a change of order needs a new PLAN_VERSION."""
+    """PLAN-1: this plan version gives these steps on every machine; a new order needs a new PLAN_VERSION."""
     assert GOLDEN["plan_version"] == PLAN_VERSION
     assert len(GOLDEN["plans"]) >= 12
     for case in GOLDEN["plans"]:
@@ -185,7 +185,7 @@ def test_the_golden_plan() -> None:
 
 
 @pytest.mark.parametrize("tail", ["carry", "drop"])
-def test_no_step_at_all_is_an_error_with_remedies(tail: Any) -> None:
+def test_a_plan_without_steps_is_an_error_with_remedies(tail: Any) -> None:
     """PLAN-4"""
     plan = EpochPlan({"a": [3], "b": [0]}, {"a": 2, "b": 1}, PlanOptions(tail=tail), 4)
     with pytest.raises(PlanError) as error:
@@ -200,7 +200,7 @@ def test_no_step_at_all_is_an_error_with_remedies(tail: Any) -> None:
     assert plan.next_epoch().positions == plan.cursor_after(0).positions | ({"a": 3} if tail == "drop" else {})
 
 
-def test_enough_epochs_or_pads_make_a_step() -> None:
+def test_enough_epochs_or_padding_make_a_step() -> None:
     few = {"a": [3]}
     EpochPlan(few, {"a": 8}).check(num_epochs=3)
     EpochPlan(few, {"a": 8}).check(num_epochs=None)
@@ -218,7 +218,7 @@ def test_enough_epochs_or_pads_make_a_step() -> None:
                 plan.check(num_epochs=None)
 
 
-def test_the_end_of_an_epoch_is_no_error() -> None:
+def test_the_end_of_an_epoch_is_not_an_error() -> None:
     plan = EpochPlan({"a": [8]}, {"a": 4})
     ended = EpochPlan({"a": [8]}, {"a": 4}, cursor=plan.cursor_after(2))
     ended.check()
@@ -226,8 +226,8 @@ def test_the_end_of_an_epoch_is_no_error() -> None:
 
 
 @given(dataset=datasets(), chosen=options(), leg=legs(), epoch=st.integers(0, 4), data=st.data())
-def test_any_position_is_taken(dataset: Any, chosen: PlanOptions, leg: Leg, epoch: int, data: st.DataObject) -> None:
-    """A cursor ahead of the epoch's end or behind its start gives a plan whose report still holds."""
+def test_any_position_is_accepted(dataset: Any, chosen: PlanOptions, leg: Leg, epoch: int, data: st.DataObject) -> None:
+    """A cursor beyond the epoch's end or before its start gives a plan with a correct report."""
     positions = {name: data.draw(st.integers(0, 200)) for name in dataset}
     plan = make_plan(dataset, leg, chosen, Cursor(epoch, positions))
     received = Counter(step.bucket_id for step in plan.steps(0, plan.num_steps_left))
@@ -259,7 +259,7 @@ def test_any_position_is_taken(dataset: Any, chosen: PlanOptions, leg: Leg, epoc
         (({"a": [2**30]}, {"a": 1}, None, 1, Cursor(2**30)), StateError, "earlier epoch"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         EpochPlan(*arguments)
 

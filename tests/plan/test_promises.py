@@ -1,4 +1,4 @@
-"""The plan's promises over datasets, mixes, worlds, options and kills, judged from what the ranks receive."""
+"""Tests of the plan's promises over datasets, mixes, worlds, options and kills, judged by what the ranks receive."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SLOW = settings(max_examples=6000, suppress_health_check=list(HealthCheck))
 
 @settings(max_examples=150)
 @given(case=cases(), epochs=LIVES)
-def test_exactly_once_as_the_tail_says(case: Case, epochs: list[list[Leg]]) -> None:
-    """PLAN-2, PLAN-3, PLAN-4, PLAN-5: over epochs, kills and changes of ranks and batch size."""
+def test_samples_are_delivered_as_often_as_the_tail_defines(case: Case, epochs: list[list[Leg]]) -> None:
+    """PLAN-2, PLAN-3, PLAN-4, PLAN-5: over epochs, kills, and changes of ranks and batch size."""
     check_a_run(case, epochs)
 
 
 @pytest.mark.slow
 @SLOW
 @given(case=cases(), epochs=LIVES)
-def test_exactly_once_as_the_tail_says_in_many_cases(case: Case, epochs: list[list[Leg]]) -> None:
+def test_samples_are_delivered_as_often_as_the_tail_defines_in_many_cases(case: Case, epochs: list[list[Leg]]) -> None:
     """PLAN-2, PLAN-3, PLAN-4, PLAN-5."""
     check_a_run(case, epochs)
 
@@ -85,7 +85,7 @@ def check_an_epoch(case: Case, epoch: int, name: str, received: Received) -> Non
 
 
 def check_what_is_carried(case: Case, history: list[Received], cursor: Cursor) -> None:
-    """Nothing is lost and nothing comes twice: what was not delivered is what the report says is carried."""
+    """Check that no sample is lost or repeated: undelivered samples are the ones that the report counts as carried."""
     for name in case.bucket_ids:
         rows = [row for received in history for row in received.of(name)]
         assert not any(row.is_repeat for row in rows)
@@ -102,15 +102,15 @@ def check_what_is_carried(case: Case, history: list[Received], cursor: Cursor) -
 
 @settings(max_examples=75)
 @given(case=cases(), leg=legs(), epoch=st.integers(0, 3), data=st.data())
-def test_the_rest_is_bit_identical(case: Case, leg: Leg, epoch: int, data: st.DataObject) -> None:
-    """PLAN-5: what follows a state is what followed it in a run that never stopped, at every step."""
+def test_the_remainder_is_bit_identical(case: Case, leg: Leg, epoch: int, data: st.DataObject) -> None:
+    """PLAN-5: the steps after a state equal those of an uninterrupted run."""
     check_the_rest(case, leg, epoch, data)
 
 
 @pytest.mark.slow
 @SLOW
 @given(case=cases(), leg=legs(), epoch=st.integers(0, 3), data=st.data())
-def test_the_rest_is_bit_identical_in_many_cases(case: Case, leg: Leg, epoch: int, data: st.DataObject) -> None:
+def test_the_remainder_is_bit_identical_in_many_cases(case: Case, leg: Leg, epoch: int, data: st.DataObject) -> None:
     """PLAN-5."""
     check_the_rest(case, leg, epoch, data)
 
@@ -140,7 +140,7 @@ def check_the_rest(case: Case, leg: Leg, epoch: int, data: Any) -> None:
 @settings(max_examples=150)
 @given(case=cases(), leg=legs(), data=st.data())
 def test_a_rank_computes_its_part_alone(case: Case, leg: Leg, data: st.DataObject) -> None:
-    """PLAN-1: a rank's steps are its part of all ranks' steps, in whatever slices they are asked for."""
+    """PLAN-1: a rank's steps are its part of all ranks' steps, for any requested slices."""
     plan = plan_of(case, leg)
     steps = plan.steps(0, plan.num_steps_left)
     rank = data.draw(st.integers(0, leg.num_ranks - 1))
@@ -157,8 +157,8 @@ def test_a_rank_computes_its_part_alone(case: Case, leg: Leg, data: st.DataObjec
 
 @settings(max_examples=150)
 @given(case=cases(), leg=legs(), num_epochs=st.integers(0, 5))
-def test_steps_of_epochs_are_known_before_the_first(case: Case, leg: Leg, num_epochs: int) -> None:
-    """PLAN-2: epochs run one after the other have the steps that arithmetic gave."""
+def test_the_number_of_steps_of_several_epochs_is_known_in_advance(case: Case, leg: Leg, num_epochs: int) -> None:
+    """PLAN-2: the number of steps of consecutive epochs is known in advance."""
     cursor, total = Cursor(), 0
     for _ in range(num_epochs):
         plan = plan_of(case, leg, cursor)
@@ -168,8 +168,8 @@ def test_steps_of_epochs_are_known_before_the_first(case: Case, leg: Leg, num_ep
 
 
 @pytest.mark.parametrize("tail", ["shrink", "uneven"])
-def test_rests_of_a_class_make_a_step_or_two(tail: Any) -> None:
-    """PLAN-2: two buckets of one class have 50 batches for 3 ranks; the two left over are of one bucket or of both."""
+def test_the_last_batches_of_a_class_make_one_or_two_steps(tail: Any) -> None:
+    """PLAN-2: two buckets of a class have 50 batches for 3 ranks; the last two come from one bucket or from both."""
     sizes, costs = {"a": [10] * 3, "b": [10] * 4}, {"a": 1, "b": 1}
     plan = EpochPlan(sizes, {"a": 3, "b": 1}, PlanOptions(tail=tail, sync="cost"), 3, costs=costs)
     counts = [plan.at(Cursor(epoch)).num_steps_left for epoch in range(12)]
@@ -180,7 +180,9 @@ def test_rests_of_a_class_make_a_step_or_two(tail: Any) -> None:
 @settings(max_examples=150)
 @given(case=cases(), leg=legs())
 def test_ranks_of_a_step_have_about_the_same_cost(case: Case, leg: Leg) -> None:
-    """PLAN-3: with sync="cost" the buckets of a step are within 10 % of each other, with sync="bucket" they are one."""
+    """PLAN-3: with sync="cost", costs within a step differ by at most 10 %; with sync="bucket", a step has one
+    bucket.
+    """
     plan: EpochPlan = plan_of(case, leg)
     for step in plan.steps(0, plan.num_steps_left):
         costs = [case.costs[name] for name in step.bucket_ids]
@@ -191,8 +193,8 @@ def test_ranks_of_a_step_have_about_the_same_cost(case: Case, leg: Leg) -> None:
 
 @settings(max_examples=150)
 @given(case=cases(), leg=legs())
-def test_largest_first_begins_with_a_step_of_each_bucket(case: Case, leg: Leg) -> None:
-    """In epoch 0 alone, the costliest first, so that running out of memory comes at once."""
+def test_largest_first_begins_with_one_step_per_bucket(case: Case, leg: Leg) -> None:
+    """Only epoch 0 begins this way, costliest bucket first, so that a run that needs too much memory fails at once."""
     plan = plan_of(case, leg)
     steps = plan.steps(0, plan.num_steps_left)
     if case.options.order == "largest-first" and case.options.sync == "bucket" and case.options.accumulate == 1:

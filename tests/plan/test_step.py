@@ -17,8 +17,8 @@ from tests.plan.runs import Leg, datasets, legs, make_plan, options, samples_of
 
 
 @given(dataset=datasets(), chosen=options(), leg=legs())
-def test_steps_are_dealt_by_shard(dataset: Any, chosen: PlanOptions, leg: Leg) -> None:
-    """PLAN-3: one bucket a step, whose samples lie in order of shard and index, stretch by stretch."""
+def test_steps_are_sorted_by_shard(dataset: Any, chosen: PlanOptions, leg: Leg) -> None:
+    """PLAN-3: a step has one bucket, and each run of `shard_locality` samples is sorted by shard and index."""
     for step in make_plan(dataset, leg, chosen).steps(0, 100):
         places = list(zip(step.shards.tolist(), step.indices.tolist(), strict=True))
         for first in range(0, len(places), chosen.shard_locality):
@@ -28,8 +28,8 @@ def test_steps_are_dealt_by_shard(dataset: Any, chosen: PlanOptions, leg: Leg) -
         assert set(places) <= samples_of(dataset[step.bucket_id])
 
 
-def test_pads_wrap_as_often_as_a_step_needs() -> None:
-    """SAMPLE-1: two samples fill a step of seven; the pads of every epoch and wrap have their own visits."""
+def test_padding_repeats_samples_as_often_as_a_step_needs() -> None:
+    """SAMPLE-1: two samples fill a step of seven; the repeats of each epoch and round have their own visits."""
     seen = set()
     for epoch in range(3):
         plan = EpochPlan({"a": [2]}, {"a": 7}, PlanOptions(tail="pad"), cursor=Cursor(epoch))
@@ -41,15 +41,15 @@ def test_pads_wrap_as_often_as_a_step_needs() -> None:
     assert len(seen) == 21
 
 
-def test_pads_repeat_the_head_of_the_pass() -> None:
-    """PLAN-4: ten samples in steps of eight: the second step holds the last two and six of the first eight."""
+def test_padding_repeats_the_first_samples_of_the_pass() -> None:
+    """PLAN-4: with ten samples and steps of eight, the second step has the last two and six of the first eight."""
     first, second = EpochPlan({"a": [10]}, {"a": 8}, PlanOptions(tail="pad")).steps(0, 2)
     assert set(second.indices[second.is_repeat].tolist()) < set(first.indices.tolist())
     assert set(second.indices[~second.is_repeat].tolist()).isdisjoint(first.indices.tolist())
 
 
 def test_equal_samples_of_a_step_keep_the_order_of_their_positions() -> None:
-    """PLAN-1: dealing is stable, whatever numpy's default sort does with long ties."""
+    """PLAN-1: the sort is stable, even where numpy's default sort would reorder long runs of equal keys."""
     (step,) = EpochPlan({"a": [2]}, {"a": 400}, PlanOptions(tail="pad")).steps(0, 1)
     for index in (0, 1):
         assert step.visits[step.indices == index].tolist() == [0, *(-wrap for wrap in range(1, 200))]
@@ -57,7 +57,7 @@ def test_equal_samples_of_a_step_keep_the_order_of_their_positions() -> None:
 
 @given(chosen=options(shuffle="window", shard_locality=128))
 def test_ranks_read_few_shards(chosen: PlanOptions) -> None:
-    """FETCH-1's cheap reads: dealt, the slices of all ranks touch fewer (rank, shard) pairs than ranks + shards."""
+    """FETCH-1: with shard locality, the parts of all ranks have fewer (rank, shard) pairs than ranks + shards."""
     plan = EpochPlan({"a": [50] * 6}, {"a": 4}, chosen, 16)
     for step in plan.steps(0, 4):
         pairs = {(rank, int(shard)) for rank in range(16) for shard in step.for_rank(rank).shards}
@@ -65,14 +65,14 @@ def test_ranks_read_few_shards(chosen: PlanOptions) -> None:
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 4])
-def test_ranks_outside_of_a_step_are_refused(rank: int) -> None:
+def test_ranks_outside_a_step_are_refused(rank: int) -> None:
     (step,) = EpochPlan({"a": [4]}, {"a": 2}, num_ranks=2).steps(0, 1)
     with pytest.raises(ConfigError, match=f"rank={rank}: must be a rank of this step, from 0 to 1"):
         step.for_rank(rank)
 
 
-def test_several_buckets_have_no_single_name() -> None:
-    """PLAN-3: only sync="cost" makes such steps, and each rank's part has its one bucket."""
+def test_a_step_of_several_buckets_has_no_single_name() -> None:
+    """PLAN-3: only sync="cost" makes such steps, and each rank's part has a single bucket."""
     options = PlanOptions(sync="cost")
     (step,) = EpochPlan({"a": [1], "b": [1]}, {"a": 1, "b": 1}, options, 2, costs={"a": 10, "b": 10}).steps(0, 1)
     assert sorted(step.for_rank(rank).bucket_id for rank in range(2)) == ["a", "b"]
@@ -90,7 +90,7 @@ def test_a_remainder_is_split_evenly_wherever_it_begins(num_samples: int, num_ra
 
 
 def test_the_remainders_of_many_buckets_are_spread_over_all_ranks() -> None:
-    """PLAN-4: of 300 tiny buckets on 64 ranks, rank 0 once had 300 batches and most ranks none."""
+    """PLAN-4: regression with 300 tiny buckets on 64 ranks, where rank 0 had 300 batches and most ranks had none."""
     counts = {f"bucket-{number:03d}": [1 + number % 3] for number in range(300)}
     plan = EpochPlan(counts, dict.fromkeys(counts, 1), PlanOptions(tail="uneven"), 64)
     batches = [plan.num_batches_left(rank) for rank in range(64)]
@@ -99,8 +99,8 @@ def test_the_remainders_of_many_buckets_are_spread_over_all_ranks() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 3), (4, 4), (5, 2), (1024, 1000)])
 @pytest.mark.parametrize("tail", ["pad", "shrink"])
-def test_repeats_that_complete_a_group_have_visits_of_their_own(tail: Any, before: int, after: int) -> None:
-    """PLAN-5: `accumulate` changes between two of them; one was once delivered twice with the same visit."""
+def test_repeats_that_complete_a_group_have_their_own_visits(tail: Any, before: int, after: int) -> None:
+    """PLAN-5: `accumulate` changes between repeats; regression for a repeat delivered twice with the same visit."""
     one: dict[str, Any] = {"counts": {"a": [1]}, "batch_sizes": {"a": 1}, "num_ranks": 2}
     begun = make_one(one, tail, before)
     for done in range(1, min(before, 6)):
@@ -116,7 +116,7 @@ def make_one(fixed: dict[str, Any], tail: Any, accumulate: int, cursor: Cursor |
 
 
 @pytest.mark.parametrize("num_samples", [1, 3, 7, 8, 50])
-def test_a_starved_bucket_says_in_which_epoch_its_first_step_comes(num_samples: int) -> None:
+def test_a_starved_bucket_reports_the_epoch_of_its_first_step(num_samples: int) -> None:
     """PLAN-4"""
     plan = EpochPlan({"a": [num_samples], "b": [100]}, {"a": 4, "b": 4}, num_ranks=16)
     waits = plan.starved[0].num_epochs_to_step

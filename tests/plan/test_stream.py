@@ -16,8 +16,8 @@ SHARDS = st.lists(st.integers(0, 30), min_size=1, max_size=20).filter(any)
 
 
 @given(shards=SHARDS, chosen=options(), number=st.integers(0, 5))
-def test_every_pass_is_all_samples(shards: list[int], chosen: PlanOptions, number: int) -> None:
-    """PLAN-4: the positions of one pass are the bucket's samples, each once."""
+def test_every_pass_contains_each_sample_once(shards: list[int], chosen: PlanOptions, number: int) -> None:
+    """PLAN-4: the positions of a pass contain each of the bucket's samples once."""
     stream = BucketStream("a", np.array(shards), chosen)
     first = number * stream.num_samples
     places = stream.locate(stream.ordinals(np.arange(first, first + stream.num_samples)))
@@ -26,7 +26,7 @@ def test_every_pass_is_all_samples(shards: list[int], chosen: PlanOptions, numbe
 
 
 def ordinal_by_definition(position: int, shards: list[int], chosen: PlanOptions) -> int:
-    """The specification, one position at a time on Python numbers."""
+    """Return the specified ordinal, computed for one position with Python numbers."""
     number, place = divmod(position, sum(shards))
     if chosen.shuffle == "none":
         return place
@@ -53,8 +53,8 @@ def ordinal_by_definition(position: int, shards: list[int], chosen: PlanOptions)
     chosen=options(),
     shares=st.lists(st.floats(0, 3, exclude_max=True), max_size=9),
 )
-def test_positions_mean_what_the_definition_says(shards: list[int], chosen: PlanOptions, shares: list[float]) -> None:
-    """PLAN-1: in buckets of some samples and of more than 2**31, whichever passes are asked for together."""
+def test_positions_match_the_definition(shards: list[int], chosen: PlanOptions, shares: list[float]) -> None:
+    """PLAN-1: for small buckets and for those with more than 2**31 samples, whichever passes are requested together."""
     stream = BucketStream("a", np.array(shards), chosen)
     positions = np.array([int(share * sum(shards)) for share in shares], np.int64)
     found = stream.ordinals(positions)
@@ -66,8 +66,10 @@ def test_positions_mean_what_the_definition_says(shards: list[int], chosen: Plan
 
 
 @given(buckets=st.lists(st.tuples(SHARDS, st.integers(0, 200), st.integers(1, 4)), max_size=6), chosen=options())
-def test_streams_asked_together_answer_as_alone(buckets: list[tuple[list[int], int, int]], chosen: PlanOptions) -> None:
-    """Positions of any shape, over several passes."""
+def test_streams_requested_together_equal_single_requests(
+    buckets: list[tuple[list[int], int, int]], chosen: PlanOptions
+) -> None:
+    """The positions may have any shape and span several passes."""
     streams = [BucketStream(f"b{i}", np.array(shards), chosen) for i, (shards, _, _) in enumerate(buckets)]
     asked = [np.arange(first, first + 12 * width).reshape(-1, width) for _, first, width in buckets]
     together = ordinals_of(list(zip(streams, asked, strict=True)))
@@ -77,7 +79,7 @@ def test_streams_asked_together_answer_as_alone(buckets: list[tuple[list[int], i
 
 @given(shards=SHARDS, chosen=options(shuffle="window"))
 def test_a_window_holds_few_shards(shards: list[int], chosen: PlanOptions) -> None:
-    """PLAN-6: consecutive samples come from `window` shards at a time, so that few need be open."""
+    """PLAN-6: consecutive samples come from at most `window` shards, so few shards are open at a time."""
     stream = BucketStream("a", np.array(shards), chosen)
     numbers, _ = stream.locate(stream.ordinals(np.arange(stream.num_samples)))
     spans = [np.flatnonzero(numbers == shard) for shard in np.unique(numbers)]
@@ -86,7 +88,7 @@ def test_a_window_holds_few_shards(shards: list[int], chosen: PlanOptions) -> No
 
 
 @given(shards=SHARDS, seed=st.integers(0, 2**63 - 1))
-def test_shuffling_shards_keeps_the_order_within(shards: list[int], seed: int) -> None:
+def test_shuffling_shards_keeps_the_order_within_each_shard(shards: list[int], seed: int) -> None:
     stream = BucketStream("a", np.array(shards), PlanOptions(seed, "shards"))
     numbers, indices = stream.locate(stream.ordinals(np.arange(stream.num_samples)))
     for shard in np.unique(numbers):
@@ -96,8 +98,8 @@ def test_shuffling_shards_keeps_the_order_within(shards: list[int], seed: int) -
 
 
 @pytest.mark.parametrize(("shuffle", "shards"), [("shards", [1] * 200), ("window", [1] * 200), ("window", [200])])
-def test_passes_buckets_and_seeds_have_orders_of_their_own(shuffle: Any, shards: list[int]) -> None:
-    """PLAN-1: of shards, and of samples within a window of one shard."""
+def test_passes_buckets_and_seeds_have_different_orders(shuffle: Any, shards: list[int]) -> None:
+    """PLAN-1: this holds for shards, and for samples within a window of one shard."""
     sizes, places = np.array(shards), np.arange(200)
     stream = BucketStream("a", sizes, PlanOptions(0, shuffle))
     others = [BucketStream("b", sizes, PlanOptions(0, shuffle)), BucketStream("a", sizes, PlanOptions(1, shuffle))]
@@ -106,7 +108,7 @@ def test_passes_buckets_and_seeds_have_orders_of_their_own(shuffle: Any, shards:
     np.testing.assert_array_equal(stream.ordinals(places), orders[0])
 
 
-def test_windows_have_orders_of_their_own() -> None:
+def test_windows_have_different_orders() -> None:
     stream = BucketStream("a", np.array([100, 100]), PlanOptions(window=1))
     order = stream.ordinals(np.arange(200)) % 100
     assert order[:100].tolist() != order[100:].tolist()

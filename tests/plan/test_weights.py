@@ -1,4 +1,4 @@
-"""Weights as exact fractions: what is read as it is written, and what is refused with a way to write it."""
+"""Tests of weights as exact fractions: accepted spellings, and errors that suggest one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_fractions_and_texts_are_exact(numerator: int, denominator: int) -> None
 
 
 @given(st.integers(1, 999), st.integers(1, 999))
-def test_a_quotient_in_floating_point_is_taken_or_told_how_to_be_written(numerator: int, denominator: int) -> None:
-    """1 / 3 and 1 - 0.7 are no short numbers; the text that the message gives is taken, and is what was meant."""
+def test_a_floating_point_quotient_is_accepted_or_an_exact_text_is_suggested(numerator: int, denominator: int) -> None:
+    """1 / 3 and 1 - 0.7 have too many digits; the text that the error suggests is accepted and exact."""
     try:
         assert exact_fraction("weight", numerator / denominator) == Fraction(numerator, denominator)
     except ConfigError as error:
@@ -49,6 +49,6 @@ def test_a_quotient_in_floating_point_is_taken_or_told_how_to_be_written(numerat
         (float("inf"), "must be a number above 0"),
     ],
 )
-def test_what_is_no_weight_is_named(value: object, message: str) -> None:
+def test_invalid_weights_are_refused(value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         exact_fraction("weight", value)

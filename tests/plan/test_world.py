@@ -22,6 +22,6 @@ def test_one_rank_by_default() -> None:
         (True, 2, "rank=True"),
     ],
 )
-def test_positions_that_cannot_be(rank: Any, num_ranks: Any, message: str) -> None:
+def test_invalid_ranks_are_refused(rank: Any, num_ranks: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         World(rank, num_ranks)

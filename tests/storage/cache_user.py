@@ -1,10 +1,10 @@
-"""Users of a cache for test_cache.py, in processes of their own.
+"""Cache users for test_cache.py that run in separate processes.
 
     python -m tests.storage.cache_user '{"do": "read", "folder": ..., "remote": ..., "max_bytes": ..., ...}'
 
-The remote is a folder of files that are named by their SHA-256; a fetch reads them and writes the blocks that it was
-asked for down, a line each. Every byte that a read gave is compared with the remote's: exit status 0 says that all
-were right.
+The remote is a folder of files named by their SHA-256. A fetch reads from these files and logs the requested blocks,
+one per line. All bytes that a read returns are compared with the remote's; exit status 0 means that they were all
+correct.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streamvid.storage.cache.blocks import BLOCK_BYTES, BlockCache
 
 
 class Remote:
-    """Files as a store, slow where that is asked for; `log` gets "<name> <offset> <bytes>" of what is fetched."""
+    """Slow store over a folder of files; `log` receives "<name> <offset> <bytes>" per fetched block."""
 
     def __init__(self, folder: Path, log: Path | None = None, seconds: float = 0.0) -> None:
         self.folder, self.log, self.seconds = folder, log, seconds
@@ -49,7 +49,7 @@ class Remote:
             buffer[:] = self.read(name, offset, len(buffer))
 
     def check(self, cache: BlockCache, name: str, places: Sequence[tuple[int, int]]) -> None:
-        """Read (offset, size)s by the cache, all of them into new memory, and compare."""
+        """Read (offset, size) pairs through the cache into new buffers and compare the bytes with the remote's."""
         buffers = [(offset, memoryview(bytearray(size))) for offset, size in places]
         cache.read_ranges(name, self.objects[name], buffers, lambda parts: self.fetch(name, parts))
         for offset, buffer in buffers:
@@ -66,7 +66,7 @@ class Remote:
 
 
 def read(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
-    """Some reads in some threads; they start together."""
+    """Run random or given reads in several threads that start together."""
     failures: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -91,7 +91,7 @@ def read(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
 
 
 def interrupt(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
-    """Reads that signals break off anywhere; afterwards all is as if they had not been."""
+    """Interrupt reads with signals at random moments; check that no lock is left and that later reads are correct."""
     rng = random.Random(order["seed"])
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     broken = 0
@@ -100,7 +100,7 @@ def interrupt(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00005, 0.02))
             remote.check_some(cache, rng)
             signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:  # the timer's only one
+        except KeyboardInterrupt:  # only the timer raises it
             broken += 1
     assert broken > order["reads"] // 10
     for path in Path(order["folder"]).rglob("*"):
@@ -119,7 +119,7 @@ def check_in_child(cache: BlockCache, remote: Remote, seed: int) -> None:
 
 
 def children(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
-    """Children, forked while other threads read; the cache's object goes with them."""
+    """Fork children, which inherit the cache object, while other threads read."""
     stop = threading.Event()
 
     def keep_reading(seed: int) -> None:
@@ -143,7 +143,7 @@ def children(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
 
 
 def orphan(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
-    """A child is forked while a thread fetches; it does nothing, and outlives its parent."""
+    """Fork a child while a thread fetches; the child does nothing and outlives its parent."""
     threading.Thread(target=remote.check, args=(cache, *order["places"]), daemon=True).start()
     while not (remote.log and remote.log.exists()):
         time.sleep(0.001)
@@ -155,7 +155,7 @@ def orphan(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
 
 
 def full_disk(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
-    """The disk takes a part of a block, then it takes whole ones no more; the log says so once."""
+    """Limit the file size so that blocks are first truncated and then cannot be written at all."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     for limit in order["limits"]:
         _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -165,17 +165,17 @@ def full_disk(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
 
 
 def watch(order: dict[str, Any]) -> None:
-    """Add up the sizes of all files until stdin ends; the most there ever were at once."""
+    """Sum the file sizes until stdin ends, then print the largest total observed."""
     most = 0
     threading.Thread(target=lambda: (sys.stdin.read(), os.write(1, f"{most}\n".encode()), os._exit(0))).start()
     while True:
-        # Files come and go while they are listed: a sum that was never true at once is not seen twice.
+        # Files come and go during the listing: an inconsistent sum is unlikely to occur twice in a row.
         most = max(most, min(num_bytes(Path(order["folder"])) for _ in range(2)))
         time.sleep(0.0005)
 
 
 def num_bytes(folder: Path) -> int:
-    """Of all blocks, whole or under way, each once, whatever its name was when it was met."""
+    """Return the size of all blocks, complete or partial; each counts once even if it is renamed during the listing."""
     sizes = {}
     for root, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""Servers that do what no real S3 can be made to do on demand."""
+"""Stub servers for behavior that a real S3 server cannot produce on demand."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from tests.processes import serving
 
 @dataclass
 class StubS3:
-    """Objects of one bucket "stub", and every request as "METHOD key". `versions`: of an object that is replaced by the
-    next one before each read that names no version. `knows_conditions`: of PUT; else 501. Its versions are no MD5. The
-    answer to the end of an upload is always lost.
+    """S3 server with one bucket, "stub", that records each request as "METHOD key".
+
+    An object in `versions` is replaced by its next version before each read without If-Match. Without
+    `knows_conditions`, a conditional PUT gets status 501. ETags are not MD5 checksums. The response to
+    CompleteMultipartUpload is always lost.
     """
 
     endpoint_url: str = ""
@@ -140,7 +142,7 @@ class _Mute(socketserver.BaseRequestHandler):
 
 @contextlib.contextmanager
 def mute_server(*, drips: bytes = b"") -> Iterator[str]:
-    """The URL of a server that takes connections and reads nothing; or answers by `drips` and then a byte at a time."""
+    """Yield the URL of a server that reads nothing, or that sends `drips` and then one byte at a time."""
     is_over = threading.Event()
     handler = type("Bound", (_Mute,), {"drips": drips, "is_over": is_over})
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler)
@@ -150,4 +152,4 @@ def mute_server(*, drips: bytes = b"") -> Iterator[str]:
             yield url
         finally:
             is_over.set()
-    time.sleep(0.1)  # clients hear of it
+    time.sleep(0.1)  # clients notice the end

@@ -1,4 +1,4 @@
-"""The local cache: right bytes, within its bound, whatever happens to its users and its files."""
+"""Tests of the local cache: correct bytes within its size bound, whatever happens to its users and files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOT = "streamvid-cache-1"
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Remote:
-    """Objects of one byte, of just two blocks, of three with a short last one, and of two and one byte."""
+    """Objects of one byte, exactly two blocks, two blocks and 12,345 bytes, and one block and one byte."""
     folder = tmp_path_factory.mktemp("remote")
     for size in (1, 2 * BLOCK_BYTES, 2 * BLOCK_BYTES + 12_345, BLOCK_BYTES + 1):
         data = random.Random(size).randbytes(size)
@@ -53,7 +53,7 @@ def parts(folder: Path) -> list[Path]:
 
 
 def reopened(folder: Path, max_bytes: int) -> BlockCache:
-    """A new user that finds no ledger and so counts the files."""
+    """Open the cache without its ledger, so that the files are counted, and check the total."""
     (folder / ROOT / ".ledger").unlink(missing_ok=True)
     cache = BlockCache(folder, max_bytes)
     cache.discard("0" * 64, [])
@@ -63,7 +63,7 @@ def reopened(folder: Path, max_bytes: int) -> BlockCache:
 
 @contextlib.contextmanager
 def user(folder: Path, remote: Remote, **order: Any) -> Iterator[subprocess.Popen[str]]:
-    """A user of the cache in a process of its own."""
+    """Run a cache user in a separate process."""
     order = {"folder": str(folder), "remote": str(remote.folder), "seed": 0, "threads": 1, **order}
     command = [sys.executable, "-m", "tests.storage.cache_user", json.dumps(order, default=str)]
     pipe = subprocess.PIPE
@@ -76,7 +76,7 @@ def user(folder: Path, remote: Remote, **order: Any) -> Iterator[subprocess.Pope
 
 
 def ends(process: subprocess.Popen[str]) -> str:
-    """What a user says that read only right bytes."""
+    """Wait until the user exits successfully, having read only correct bytes, and return its stderr."""
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert out.endswith("end\n")
@@ -93,10 +93,10 @@ ACTIONS = st.sampled_from(["read"] * 6 + ["discard", "shorten", "lose", "damage 
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.lists(ACTIONS, min_size=1, max_size=10))
-def test_any_reads_of_any_folder_are_right(remote: Remote, seed: int, room: int, actions: list[str]) -> None:
-    """FETCH-2, FETCH-1: whatever is cached, lost or torn, the bytes are the store's, and the bound holds.
+def test_reads_are_correct_in_any_state_of_the_folder(remote: Remote, seed: int, room: int, actions: list[str]) -> None:
+    """FETCH-2, FETCH-1: reads return the store's bytes and the bound holds, even if blocks are lost, torn or discarded.
 
-    The ledger never says less than there is.
+    The ledger's total is never less than the actual size.
     """
     rng = random.Random(seed)
     max_bytes = room * BLOCK_BYTES + rng.choice([0, 1, 12_345])
@@ -138,8 +138,8 @@ def harm(cache: BlockCache, action: str, path: Path, rng: random.Random) -> None
         path.rename(f"{path}.part")
 
 
-def test_what_was_read_is_there_for_all_later_readers(tmp_path: Path, remote: Remote) -> None:
-    """Blocks are fetched once, by one call a read, and whole; a hit asks the store nothing."""
+def test_cached_blocks_are_available_to_later_readers(tmp_path: Path, remote: Remote) -> None:
+    """Each block is fetched once and completely, with one call per read; a cache hit makes no request to the store."""
     name, calls = biggest(remote), []
     size = remote.objects[name]
 
@@ -161,7 +161,7 @@ def test_what_was_read_is_there_for_all_later_readers(tmp_path: Path, remote: Re
 
 
 def test_a_wrong_block_is_fetched_again(tmp_path: Path, remote: Remote) -> None:
-    """FETCH-1: bytes that turned wrong on the disk are the reader's to find; discarded, they come from the store."""
+    """FETCH-1: the reader detects bytes corrupted on disk; once discarded, the block is fetched from the store."""
     name = biggest(remote)
     cache = BlockCache(tmp_path, 10 * BLOCK_BYTES)
     remote.check(cache, name, [(0, remote.objects[name])])
@@ -179,8 +179,8 @@ def test_a_wrong_block_is_fetched_again(tmp_path: Path, remote: Remote) -> None:
 
 
 @pytest.mark.parametrize("size", [0, BLOCK_BYTES - 1, BLOCK_BYTES + 1])
-def test_a_block_of_another_size_is_no_block(tmp_path: Path, remote: Remote, size: int) -> None:
-    """A file torn by a power loss is replaced even where the part that is read is there."""
+def test_a_block_of_the_wrong_size_is_fetched_again(tmp_path: Path, remote: Remote, size: int) -> None:
+    """A file torn by a power loss is replaced even if it contains the requested part."""
     cache = BlockCache(tmp_path, 10 * BLOCK_BYTES)
     remote.check(cache, biggest(remote), [(0, 1)])
     os.truncate(blocks(tmp_path)[0], size)
@@ -189,8 +189,8 @@ def test_a_block_of_another_size_is_no_block(tmp_path: Path, remote: Remote, siz
     assert blocks(tmp_path)[0].stat().st_size == BLOCK_BYTES
 
 
-def test_a_ledger_that_says_too_little_is_found_out(tmp_path: Path, remote: Remote) -> None:
-    """A flipped bit in the total, or a total from before a power loss."""
+def test_a_ledger_with_too_small_a_total_is_detected(tmp_path: Path, remote: Remote) -> None:
+    """Covers a flipped bit in the total and a total from before a power loss."""
     cache, name = BlockCache(tmp_path, 2 * BLOCK_BYTES), biggest(remote)
     remote.check(cache, name, [(0, 1), (BLOCK_BYTES, 1)])
     ledger = tmp_path / ROOT / ".ledger"
@@ -201,7 +201,7 @@ def test_a_ledger_that_says_too_little_is_found_out(tmp_path: Path, remote: Remo
     assert num_bytes(tmp_path) == cache.stats().num_bytes <= 2 * BLOCK_BYTES
 
 
-def test_errors_of_the_store_pass_unchanged_and_leave_nothing(tmp_path: Path, remote: Remote) -> None:
+def test_store_errors_propagate_unchanged_and_leave_nothing(tmp_path: Path, remote: Remote) -> None:
     name = biggest(remote)
     cache = BlockCache(tmp_path, 10 * BLOCK_BYTES)
     descriptors = len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
@@ -219,14 +219,14 @@ def test_errors_of_the_store_pass_unchanged_and_leave_nothing(tmp_path: Path, re
     assert sys.platform != "linux" or len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
-def test_of_few_the_least_recently_used_goes_first(tmp_path: Path, remote: Remote) -> None:
+def test_the_least_recently_used_block_is_evicted_first(tmp_path: Path, remote: Remote) -> None:
     name, cache = biggest(remote), BlockCache(tmp_path, 3 * BLOCK_BYTES)
     remote.check(cache, name, [(0, 1), (BLOCK_BYTES, 1)])
     first, second = blocks(tmp_path)
     os.utime(first, (1000, 1000))
     os.utime(second, (2000, 2000))
     remote.check(cache, name, [(1, 1)])
-    assert first.stat().st_mtime > 1_000_000, "a hit is a use"
+    assert first.stat().st_mtime > 1_000_000, "a hit counts as a use"
     remote.check(cache, next(n for n, size in remote.objects.items() if size == 2 * BLOCK_BYTES), [(0, BLOCK_BYTES)])
     remote.check(cache, name, [(2 * BLOCK_BYTES, 1)])
     assert not second.exists()
@@ -234,11 +234,11 @@ def test_of_few_the_least_recently_used_goes_first(tmp_path: Path, remote: Remot
     future = time.time() + 1e6
     os.utime(first, (future, future))
     remote.check(cache, next(n for n, size in remote.objects.items() if size == BLOCK_BYTES + 1), [(0, BLOCK_BYTES)])
-    assert not first.exists(), "a clock that was ahead keeps no block"
+    assert not first.exists(), "a timestamp in the future does not protect a block"
     assert cache.stats().evicted == 2
 
 
-def test_each_job_makes_room_under_its_own_bound(tmp_path: Path, remote: Remote) -> None:
+def test_each_job_evicts_down_to_its_own_bound(tmp_path: Path, remote: Remote) -> None:
     large, small = BlockCache(tmp_path, 6 * BLOCK_BYTES), BlockCache(tmp_path, 2 * BLOCK_BYTES)
     for name, size in remote.objects.items():
         remote.check(large, name, [(0, size)])
@@ -249,7 +249,7 @@ def test_each_job_makes_room_under_its_own_bound(tmp_path: Path, remote: Remote)
 
 
 def test_only_its_own_files_are_ever_removed(tmp_path: Path, remote: Remote) -> None:
-    """SAFE-1: foreign names, folders and links stay, and links are not followed."""
+    """SAFE-1: foreign files, folders and links stay, and links are not followed."""
     outside, folder, name = tmp_path / "outside", tmp_path / "cache", biggest(remote)
     outside.mkdir()
     cache = BlockCache(folder, BLOCK_BYTES)
@@ -297,8 +297,8 @@ def test_a_foreign_folder_is_refused(tmp_path: Path, remote: Remote, kind: str) 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_others_may_not_look_into_it(tmp_path: Path, remote: Remote) -> None:
-    """SAFE-1: whatever the umask is."""
+def test_other_users_have_no_access(tmp_path: Path, remote: Remote) -> None:
+    """SAFE-1: permissions are restricted regardless of the umask."""
     old = os.umask(0)
     try:
         remote.check(BlockCache(tmp_path / "a" / "b", 9 * BLOCK_BYTES), biggest(remote), [(0, 1)])
@@ -309,7 +309,7 @@ def test_others_may_not_look_into_it(tmp_path: Path, remote: Remote) -> None:
         assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_arguments_that_cannot_be(tmp_path: Path, remote: Remote) -> None:
+def test_invalid_arguments(tmp_path: Path, remote: Remote) -> None:
     with pytest.raises(ConfigError, match=r"cache_bytes=8388607: .*8388608"):
         BlockCache(tmp_path, BLOCK_BYTES - 1)
     cache = BlockCache(tmp_path / "new", BLOCK_BYTES)
@@ -321,10 +321,10 @@ def test_arguments_that_cannot_be(tmp_path: Path, remote: Remote) -> None:
     for offset, size in ((-1, 1), (10, 1), (0, 11)):
         with pytest.raises(StorageError, match="the index refers to bytes"):
             cache.read_ranges("0" * 64, 10, [(offset, memoryview(bytearray(size)))], lambda _: None)
-    assert not (tmp_path / "new").exists(), "nothing is made before it is needed"
+    assert not (tmp_path / "new").exists(), "nothing is created before it is needed"
 
 
-def test_a_folder_that_cannot_be_made_is_no_error(
+def test_a_folder_that_cannot_be_created_is_not_an_error(
     tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -333,10 +333,12 @@ def test_a_folder_that_cannot_be_made_is_no_error(
         remote.check(cache, biggest(remote), [(0, 1), (BLOCK_BYTES - 3, BLOCK_BYTES)])
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "cannot be used (" in caplog.text
-    assert cache.stats().bytes_fetched == 3 * (BLOCK_BYTES + 1), "no more than was asked for"
+    assert cache.stats().bytes_fetched == 3 * (BLOCK_BYTES + 1), "only the requested bytes are fetched"
 
 
-def test_a_folder_that_goes_away_is_no_error(tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_disappears_is_not_an_error(
+    tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
     cache = BlockCache(tmp_path, 9 * BLOCK_BYTES)
     remote.check(cache, biggest(remote), [(0, 1)])
     shutil.rmtree(tmp_path / ROOT)
@@ -346,8 +348,8 @@ def test_a_folder_that_goes_away_is_no_error(tmp_path: Path, remote: Remote, cap
     cache.discard(biggest(remote), [(0, 1)])
 
 
-def test_a_full_disk_is_no_error(tmp_path: Path, remote: Remote) -> None:
-    """Blocks that are cut off and blocks that cannot be begun; what was kept before still serves."""
+def test_a_full_disk_is_not_an_error(tmp_path: Path, remote: Remote) -> None:
+    """If blocks are truncated or cannot be written at all, reads still succeed and cached blocks stay usable."""
     name = biggest(remote)
     remote.check(BlockCache(tmp_path, 9 * BLOCK_BYTES), name, [(0, 1)])
     place = [name, [[5, BLOCK_BYTES], [2 * BLOCK_BYTES, 100]]]
@@ -361,7 +363,7 @@ def test_a_full_disk_is_no_error(tmp_path: Path, remote: Remote) -> None:
 
 
 def test_readers_of_a_block_fetch_it_once(tmp_path: Path, remote: Remote) -> None:
-    """Four processes of two threads each ask for all blocks at once, in any order of ranges."""
+    """Four processes with two threads each read all blocks at the same time; ranges come in any order."""
     name, log = biggest(remote), tmp_path / "log"
     place = [name, [[2 * BLOCK_BYTES, 9], [BLOCK_BYTES, 9], [5, 9]]]
     order = {"do": "read", "max_bytes": 9 * BLOCK_BYTES, "threads": 2, "reads": 2, "places": place}
@@ -377,8 +379,10 @@ def test_readers_of_a_block_fetch_it_once(tmp_path: Path, remote: Remote) -> Non
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_who_fetches_for_ever_blocks_nobody(tmp_path: Path, remote: Remote, how: signal.Signals) -> None:
-    """Killed, its lock is gone; stopped, the others wait their time and fetch for themselves."""
+def test_a_user_that_never_finishes_fetching_blocks_no_other_user(
+    tmp_path: Path, remote: Remote, how: signal.Signals
+) -> None:
+    """A killed user's lock is released; others wait `wait_seconds` for a stopped user and then fetch themselves."""
     name = biggest(remote)
     order = {"do": "read", "max_bytes": 9 * BLOCK_BYTES, "reads": 1, "places": [name, [[0, 9], [BLOCK_BYTES, 9]]]}
     log = tmp_path / "log"
@@ -411,7 +415,7 @@ def test_a_child_holds_no_lock_of_its_dead_parent(tmp_path: Path, remote: Remote
 
 
 @pytest.mark.slow
-def test_a_ledger_that_is_held_for_ever_is_no_error(
+def test_a_ledger_lock_that_is_never_released_is_not_an_error(
     tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = BlockCache(tmp_path, 9 * BLOCK_BYTES)
@@ -427,7 +431,7 @@ def test_a_ledger_that_is_held_for_ever_is_no_error(
 
 @contextlib.contextmanager
 def watched(folder: Path, max_bytes: int) -> Iterator[None]:
-    """At no moment that a watcher sees are there more bytes than the bound."""
+    """Check that the watcher never sees more bytes than the bound."""
     with user(folder, Remote(folder.parent), do="watch") as watcher:
         yield
         assert watcher.stdin is not None
@@ -437,8 +441,8 @@ def watched(folder: Path, max_bytes: int) -> Iterator[None]:
         assert 0 < int(out) <= max_bytes, err
 
 
-def test_threads_and_processes_read_exactly_within_the_bound(tmp_path: Path, remote: Remote) -> None:
-    """FETCH-2: twelve readers and a cache of half the objects; the bound holds at every moment."""
+def test_threads_and_processes_read_correctly_within_the_bound(tmp_path: Path, remote: Remote) -> None:
+    """FETCH-2: with twelve readers and a cache half the size of the objects, the bound holds at every moment."""
     max_bytes = 4 * BLOCK_BYTES + 1000
     folder = tmp_path / "cache"
     with watched(folder, max_bytes), contextlib.ExitStack() as stack:
@@ -451,7 +455,7 @@ def test_threads_and_processes_read_exactly_within_the_bound(tmp_path: Path, rem
 
 
 def check_a_kill(folder: Path, remote: Remote, seed: int) -> None:
-    """One of two users is killed at some moment: the other goes on exact, the next finds nothing amiss."""
+    """Kill one of two users at a random moment; the other still reads correctly, and the cache stays consistent."""
     rng = random.Random(seed)
     max_bytes = rng.randint(2, 5) * BLOCK_BYTES
     order = {"do": "read", "max_bytes": max_bytes, "threads": 2}
@@ -471,22 +475,22 @@ def check_a_kill(folder: Path, remote: Remote, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_killed_user_costs_the_other_nothing(tmp_path: Path, remote: Remote, seed: int) -> None:
+def test_a_killed_user_does_not_affect_the_other(tmp_path: Path, remote: Remote, seed: int) -> None:
     """FETCH-2."""
     check_a_kill(tmp_path / "cache", remote, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_hundred_killed_users_cost_the_others_nothing(tmp_path: Path, remote: Remote) -> None:
-    """FETCH-2: all in one folder, with bounds that differ from one to the next."""
+def test_a_hundred_killed_users_do_not_affect_the_others(tmp_path: Path, remote: Remote) -> None:
+    """FETCH-2: the bounds differ from pair to pair."""
     for seed in range(1000, 1100):
         check_a_kill(tmp_path / f"cache-{seed % 3}", remote, seed)
         shutil.rmtree(tmp_path / f"cache-{(seed + 1) % 3}", ignore_errors=True)
 
 
-def test_signals_break_reads_off_anywhere(tmp_path: Path, remote: Remote) -> None:
-    """STOP-1: no lock is left behind, and what follows is exact."""
+def test_signals_may_interrupt_reads_anywhere(tmp_path: Path, remote: Remote) -> None:
+    """STOP-1: no lock is left behind, and later reads are correct."""
     with user(tmp_path, remote, do="interrupt", max_bytes=3 * BLOCK_BYTES, reads=150) as process:
         ends(process)
     assert num_bytes(tmp_path) <= 3 * BLOCK_BYTES
@@ -495,15 +499,15 @@ def test_signals_break_reads_off_anywhere(tmp_path: Path, remote: Remote) -> Non
 
 
 def test_forked_children_read_on_their_own(tmp_path: Path, remote: Remote) -> None:
-    """A child is forked while other threads hold every lock there is."""
+    """Children are forked while other threads hold the locks."""
     with user(tmp_path, remote, do="children", max_bytes=3 * BLOCK_BYTES, reads=6, wait_seconds=200.0) as process:
         ends(process)
     reopened(tmp_path, 3 * BLOCK_BYTES)
     assert not parts(tmp_path)
 
 
-def test_a_cache_too_small_for_a_window_does_not_multiply_what_is_fetched(tmp_path: Path) -> None:
-    """Small parts of many blocks, each asked for long after its block had to go: most are fetched as they are."""
+def test_a_cache_smaller_than_a_window_does_not_multiply_the_bytes_fetched(tmp_path: Path) -> None:
+    """Reads of small parts of many blocks that were evicted long ago mostly fetch only the requested bytes."""
     name, num_blocks, size = "ab" * 32, 64, 100_000
     cache, fetched = BlockCache(tmp_path, 8 * BLOCK_BYTES), []
     draw = random.Random(3)

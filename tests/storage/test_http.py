@@ -1,4 +1,4 @@
-"""Connections: what comes is what a server sent, however it sends it, and nothing is sent twice."""
+"""Tests of HTTP connections: responses are complete, however they are split, and no request is sent twice."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ BODY = bytes(range(256)) * 8
 
 @contextmanager
 def server(answers: Sequence[Sequence[bytes]], tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[bytes]]]:
-    """A URL that gives one answer a request, in the pieces given, then ends; an empty answer ends the connection.
-    What was asked, in the order it came, is in the list."""
+    """Run a server that sends one response per request, split as given; an empty response closes the connection.
+
+    Yield its URL and the list of received requests, in order.
+    """
     listener, asked, left = socket.create_server(("127.0.0.1", 0)), list[bytes](), list(answers)
 
     def serve() -> None:
@@ -44,7 +46,7 @@ def server(answers: Sequence[Sequence[bytes]], tls: ssl.SSLContext | None = None
                         break
                 else:
                     one.settimeout(0.5)
-                    _request(one)  # until the client has closed it, or has waited in vain
+                    _request(one)  # until the client closes the connection or the timeout expires
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -69,7 +71,7 @@ def _request(connection: socket.socket) -> bytes:
 
 
 def no_tls() -> ssl.SSLContext:
-    raise AssertionError("plain connections need none")
+    raise AssertionError("plain connections need no TLS context")
 
 
 def connections(url: str, tls: Callable[[], ssl.SSLContext] = no_tls, stall_seconds: float = 5.0) -> Connections:
@@ -99,8 +101,8 @@ def chunked(body: bytes, sizes: Sequence[int]) -> bytes:
 
 @settings(max_examples=30, deadline=None)
 @given(cuts=st.lists(st.integers(1, 2200), max_size=6), sizes=st.lists(st.integers(1, 900), max_size=4))
-def test_a_body_is_the_same_however_it_is_cut(cuts: list[int], sizes: list[int]) -> None:
-    """FETCH-1: with a length, in chunks, and until the end; in whatever pieces the bytes come."""
+def test_a_body_is_the_same_however_it_is_split(cuts: list[int], sizes: list[int]) -> None:
+    """FETCH-1: a body with a length, in chunks or until the end of the connection, split anywhere."""
     plain = b"HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 200 OK\r\nX-Any: thing\r\nConnection: close\r\n\r\n" + BODY
     answers = [with_length(BODY), chunked(BODY, sizes), with_length(b""), with_length(BODY, b"Connection: close")]
     edges = [0, *sorted(cuts)]
@@ -120,8 +122,8 @@ def test_a_body_is_the_same_however_it_is_cut(cuts: list[int], sizes: list[int])
     assert (answer.status_code, answer.headers.get("x-aNY"), bytes(data)) == (200, "thing", BODY)
 
 
-def test_a_request_says_what_it_is_to_say() -> None:
-    """The host with its port, as it is signed, and the path and headers as given."""
+def test_a_request_is_sent_as_given() -> None:
+    """The Host field contains the port, as signed; the path and header fields are sent as given."""
     with server([[with_length(BODY)]]) as (url, asked):
         answer = connections(url).get(f"{url}/a%20b/c?x=%2F", {"If-Match": '"a"'})
         assert answer.headers.get("ETag") == '"a"'
@@ -133,8 +135,8 @@ def test_a_request_says_what_it_is_to_say() -> None:
     assert {f"Host: {url.removeprefix('http://')}", 'If-Match: "a"'} <= set(fields)
 
 
-def test_a_connection_is_used_again_after_a_whole_body_alone() -> None:
-    """One that has bytes left of an answer would give them to the next request."""
+def test_a_connection_is_reused_only_after_a_complete_body() -> None:
+    """A reused connection with unread bytes would give them to the next request."""
     with server([[with_length(BODY)], [with_length(BODY)], [with_length(b"second")]]) as (url, asked):
         client = connections(url)
         assert whole(client.get(url, {})) == BODY
@@ -145,12 +147,12 @@ def test_a_connection_is_used_again_after_a_whole_body_alone() -> None:
     assert len(asked) == 3
 
 
-def test_a_connection_that_the_server_has_closed_is_not_used() -> None:
-    """Between two requests, so that the second one needs no second try."""
+def test_a_connection_closed_by_the_server_is_not_reused() -> None:
+    """The server closes the connection between two requests; the second request must not need a retry."""
     with server([[with_length(BODY, b"Keep-Alive: timeout=1")], [with_length(b"second")]]) as (url, asked):
         client = connections(url)
         assert whole(client.get(url, {})) == BODY
-        client._kept[0].socket.shutdown(socket.SHUT_RD)  # what a close of the server's looks like from here
+        client._kept[0].socket.shutdown(socket.SHUT_RD)  # looks to the client as if the server had closed it
         assert whole(client.get(url, {})) == b"second"
     assert len(asked) == 2
 
@@ -168,8 +170,8 @@ def test_a_connection_that_the_server_has_closed_is_not_used() -> None:
         ([b"X" * 100_000], ValueError),
     ],
 )
-def test_what_is_no_whole_answer_is_an_error(answer: list[bytes], error: type[Exception]) -> None:
-    """FETCH-1: never fewer bytes than were said, and never a wait without end; and it is asked for once."""
+def test_an_incomplete_or_invalid_response_is_an_error(answer: list[bytes], error: type[Exception]) -> None:
+    """FETCH-1: the client never returns too few bytes, never waits forever, and sends the request only once."""
     with server([answer]) as (url, asked):
         client = connections(url, stall_seconds=0.2)
         found: HttpResponse | None = None
@@ -182,8 +184,8 @@ def test_what_is_no_whole_answer_is_an_error(answer: list[bytes], error: type[Ex
     assert not client._kept
 
 
-def test_a_server_is_known_by_its_certificate(tmp_path: Path) -> None:
-    """https: the certificate that is trusted, and no other."""
+def test_a_server_is_verified_by_its_certificate(tmp_path: Path) -> None:
+    """HTTPS: only the trusted certificate is accepted."""
     context, trusted = certificate(tmp_path)
     with server([[with_length(BODY)], [with_length(BODY)]], context) as (url, asked):
         client = connections(url, lambda: ssl.create_default_context(cafile=trusted))
@@ -196,7 +198,7 @@ def test_a_server_is_known_by_its_certificate(tmp_path: Path) -> None:
 
 
 def certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
-    """A server's context for 127.0.0.1, and the file that a client trusts it by."""
+    """Return a TLS server context for 127.0.0.1 and the path of the CA file that trusts it."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -218,7 +220,7 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
 
 
 def test_an_answer_leaves_nothing_for_the_garbage_collector() -> None:
-    """Training loops switch it off."""
+    """Training loops disable garbage collection."""
     with server([[with_length(b"body")]]) as (url, _):
         kept = connections(url)
         answer = kept.get(f"{url}/a", {})

@@ -1,4 +1,4 @@
-"""A folder as a store, and what a URL may be."""
+"""Tests of local folders as stores and of the accepted URLs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_put_moves_a_file_in(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_a_put_that_fails_leaves_the_old_and_no_temporary(tmp_path: Path) -> None:
+def test_a_failed_put_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     """SHARD-2."""
     store = LocalStore(tmp_path)
     store.put("x", b"old")
@@ -51,7 +51,7 @@ def test_a_put_that_fails_leaves_the_old_and_no_temporary(tmp_path: Path) -> Non
 
 
 def test_a_short_read_is_an_error(tmp_path: Path) -> None:
-    """FETCH-1: a read that ends early is never handed on."""
+    """FETCH-1: a read that ends early never returns its bytes."""
     store = LocalStore(tmp_path)
     store.put("x", b"0123456789")
     for offset in (7, 10, 1000):
@@ -59,7 +59,7 @@ def test_a_short_read_is_an_error(tmp_path: Path) -> None:
             store.read_ranges("x", [(offset, memoryview(bytearray(4)))])
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_an_error_names_the_missing_file(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     with pytest.raises(StorageError, match=r"cannot read index/x: No such file"):
         store.read("index/x")
@@ -71,7 +71,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a\0b", "a\\b", ".."])
-def test_no_path_leaves_the_store(tmp_path: Path, path: str) -> None:
+def test_paths_outside_the_store_are_refused(tmp_path: Path, path: str) -> None:
     """SAFE-1."""
     with pytest.raises(StorageError, match="stay inside"):
         check_relative(path)
@@ -143,8 +143,8 @@ except PermissionError:
 """
 
 
-def test_of_many_creations_one_succeeds_on_a_file_system_without_links(tmp_path: Path) -> None:
-    """SHARD-2: the file of the one that succeeded is whole, and no temporary file is left."""
+def test_one_of_many_creations_succeeds_on_a_file_system_without_links(tmp_path: Path) -> None:
+    """SHARD-2: the file of the successful creation is complete, and no temporary file is left."""
     (tmp_path / "a").write_bytes(b"")
     done = run_python(CREATE, tmp_path, platform.machine(), cwd=ROOT)
     assert done.stdout == f"{[False] * 7 + [True]}\n", done.stderr

@@ -1,4 +1,4 @@
-"""Objects are copied within a store without passing through this machine."""
+"""Tests of copies within a store, whose bytes do not pass through this machine."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ def test_an_object_is_copied_by_its_store(server: S3Server, s3_env: S3Env, fault
     assert server.uploads(here) == []
 
 
-def test_copies_come_through_faults(server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
+def test_copies_succeed_despite_faults(server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
     proxy = fault_proxy(server, faults=("status_500", "lost_answer"), methods=("PUT", "POST"), fault_rate=0.4, seed=2)
     s3_env(server.behind(proxy))
     bucket = server.new_bucket()
     server.put(bucket, "from/large", LARGE)
     source, dest = open_store(f"s3://{bucket}/from"), open_store(f"s3://{bucket}/to")
     for number in range(3):
-        # If the answer to the end of an upload was lost, the caller reads and writes.
+        # If the response to CompleteMultipartUpload was lost, copy returns False and the caller reads and writes
+        # instead.
         if dest.copy(source, "large", f"{number}", len(LARGE)):
             assert server.read(bucket, f"to/{number}") == LARGE
     assert proxy.counts().faults and server.uploads(bucket) == []
 
 
-def test_what_a_store_cannot_copy_is_left_to_the_caller(
+def test_copy_returns_false_if_the_store_cannot_copy(
     server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
     proxy = fault_proxy(server, unknown_header="x-amz-copy-source")
@@ -58,7 +59,7 @@ def test_what_a_store_cannot_copy_is_left_to_the_caller(
         server.put(bucket, f"from/{name}", b"data")
     source, dest = open_store(f"s3://{bucket}/from"), open_store(f"s3://{bucket}/to")
     (tmp_path / "a").write_bytes(b"data")
-    assert not dest.copy(source, "a", "b", 5)  # another size
+    assert not dest.copy(source, "a", "b", 5)  # wrong size
     assert not dest.copy(source, "missing", "b", 4)
     assert not dest.copy(source, "a%20", "b", 4)  # Ceph would look for "a "
     assert not dest.copy(open_store(tmp_path), "a", "b", 4)

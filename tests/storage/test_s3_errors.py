@@ -1,4 +1,4 @@
-"""What S3 says when it refuses, in words that name what to look at; and URLs that are none."""
+"""Tests of S3 errors, which must name the setting to check, and of invalid URLs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_refusal_names_the_setting_and_is_final(status: int, code: str, named:
     assert error.cause == f"{status} {code}" and "secret text" not in error.hint
 
 
-def test_the_bucket_s_region_is_said_where_the_server_tells_it() -> None:
+def test_the_bucket_s_region_is_shown_if_the_server_reports_it() -> None:
     for text, headers in (
         (body("PermanentRedirect"), {"x-amz-bucket-region": "eu-west-3"}),
         (body("AuthorizationHeaderMalformed", "<Region>eu-west-3</Region>"), {}),
@@ -50,7 +50,7 @@ def test_the_bucket_s_region_is_said_where_the_server_tells_it() -> None:
         assert "to eu-west-3" in error_of_body(status, text, headers, StorageOptions()).hint
 
 
-def test_keys_are_asked_for_where_none_were_given() -> None:
+def test_keys_are_suggested_if_none_were_given() -> None:
     hint = error_of_body(403, body("AccessDenied"), {}, StorageOptions(anon=True)).hint
     assert "without keys" in hint and "anon" in hint
 
@@ -69,12 +69,12 @@ def test_keys_are_asked_for_where_none_were_given() -> None:
         (409, body("ConditionalRequestConflict"), False),
     ],
 )
-def test_trouble_of_the_store_may_pass(status: int, text: str, is_slow_down: bool) -> None:
+def test_store_problems_are_transient(status: int, text: str, is_slow_down: bool) -> None:
     error = error_of_body(status, text, {}, StorageOptions())
     assert error.kind == ("slow down" if is_slow_down else "transient") and error.is_transient
 
 
-def test_each_kind_of_answer_is_known() -> None:
+def test_each_kind_of_response_is_recognized() -> None:
     def error(status: int, code: str = "") -> RequestError:
         return error_of_body(status, body(code) if code else "", {}, StorageOptions())
 
@@ -85,7 +85,7 @@ def test_each_kind_of_answer_is_known() -> None:
     assert not error(418).is_transient and "418" in error(418).cause
 
 
-# Who is let in.
+# Access.
 
 
 def test_a_public_bucket_is_read_without_keys(rgw: Rgw, s3_env: S3Env, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_a_profile_has_keys_and_endpoint(
     assert store.read("y") == b"too" and rgw.read(bucket, "y") == b"too"
 
 
-def test_who_pays_is_said_and_signed(moto_server: S3Server, s3_env: S3Env) -> None:
+def test_requester_pays_is_sent_and_signed(moto_server: S3Server, s3_env: S3Env) -> None:
     s3_env(moto_server)
     store = open_store(f"s3://{moto_server.new_bucket()}", StorageOptions(requester_pays=True, region="eu-west-3"))
     store.put("x", b"x")
@@ -177,7 +177,7 @@ def test_who_pays_is_said_and_signed(moto_server: S3Server, s3_env: S3Env) -> No
         "ftp://user:CANARY@host:21/x",
     ],
 )
-def test_no_store_opens_at_what_is_no_url_of_one(url: str) -> None:
+def test_no_store_opens_for_an_invalid_url(url: str) -> None:
     """SAFE-1."""
     for call in (open_store, lambda url: open_store(url, StorageOptions(anon=True))):
         with pytest.raises((ConfigError, StorageError)) as error:
@@ -198,7 +198,7 @@ def test_no_store_opens_at_what_is_no_url_of_one(url: str) -> None:
         ("https://host:8080/x#f", "https://host:8080/x"),
     ],
 )
-def test_redact_keeps_what_is_no_secret(url: str, shown: str) -> None:
+def test_redact_keeps_everything_but_secrets(url: str, shown: str) -> None:
     assert redact(url) == shown
 
 
@@ -221,10 +221,10 @@ def test_a_secret_in_the_options_is_refused_and_not_shown(given: dict[str, str])
 @pytest.mark.parametrize(("variable", "value"), [
     ("AWS_ACCESS_KEY_ID", "testkey\n"), ("AWS_ACCESS_KEY_ID", "test–key"), ("AWS_SESSION_TOKEN", "token\r")
 ])  # fmt: skip
-def test_a_key_that_is_none_is_an_error_at_once(
+def test_an_invalid_key_is_an_error_at_once(
     s3_env: S3Env, moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    """A line break at the end of a secret's file is tried no fifty seconds long."""
+    """A line break at the end of a secret file is reported at once instead of being retried for fifty seconds."""
     s3_env(moto_server)
     monkeypatch.setenv(variable, value)
     store = open_store("s3://some-bucket/ds")
@@ -234,6 +234,6 @@ def test_a_key_that_is_none_is_an_error_at_once(
     assert store.stats().num_retries == 0
 
 
-def test_a_bucket_with_one_slash_is_no_folder() -> None:
+def test_an_s3_url_with_one_slash_is_not_a_folder() -> None:
     with pytest.raises(StorageError, match="did you mean 's3://bucket/ds'"):
         open_store("s3:/bucket/ds")

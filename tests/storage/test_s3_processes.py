@@ -1,4 +1,4 @@
-"""A store is used in any process that has it: forked, spawned, of a fork server, of a DataLoader; in threads."""
+"""Tests of a store shared with forked, spawned, fork-server and DataLoader processes, and with threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(moto_server: S3Server, s3_env: S3Env) -> Store:
 
 
 def use(store: Store, name: str) -> tuple[int, bool]:
-    """Both ways that requests go: reads, and all else."""
+    """Exercise both request paths: reads and all other calls."""
     is_right = store.read("x") == BODY and store.size("x") == len(BODY)
     store.put(name, name.encode())
     is_right &= store.read(name) == name.encode() and name in [state.path for state in store.files()]
@@ -59,8 +59,8 @@ assert store.stats().by_error.keys() <= {"the object was replaced by another ver
 
 
 @pytest.mark.parametrize("before", ["used", "fresh"])
-def test_a_store_that_was_made_before_a_fork_serves_parent_and_children(store: Store, before: str) -> None:
-    """In a process of its own: that of the tests has threads of its own, too."""
+def test_a_store_created_before_a_fork_serves_parent_and_children(store: Store, before: str) -> None:
+    """Forks in a separate process, because the test process has threads of its own."""
     run_python(FORKS, store.url, before)
     names = {state.path for state in store.files()}
     assert {f"{who}-{number}" for who in ("parent", "child") for number in range(4)} <= names
@@ -73,7 +73,7 @@ def take(environment: dict[str, str]) -> None:
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_store_is_sent_to_other_processes(store: Store, method: str) -> None:
     assert use(store, "before")[1]
-    # A fork server may be one that another test started, without this one's environment.
+    # Another test may have started the fork server, without this test's environment.
     set_up = {"initializer": take, "initargs": (dict(os.environ),)}
     with ProcessPoolExecutor(2, multiprocessing.get_context(method), **set_up) as processes:
         found = list(processes.map(use, [store] * 3, [f"child-{number}" for number in range(3)]))
@@ -91,7 +91,7 @@ def test_many_threads_share_a_store_from_the_first_request_on(store: Store) -> N
 
     with ThreadPoolExecutor(12) as threads:
         assert all(threads.map(run, range(12)))
-    assert fresh.stats().by_error == {"the object was replaced by another version": 12}  # the names that are taken
+    assert fresh.stats().by_error == {"the object was replaced by another version": 12}  # the twelve `create` calls
 
 
 LOADS = """
@@ -124,7 +124,7 @@ def test_workers_of_a_dataloader_use_a_store_that_was_used_before(store: Store) 
 
 
 class _SlowToMake:
-    """Makes a transport as slowly as one that has to import and to ask for keys."""
+    """Factory that creates a transport as slowly as one that must import packages and look up credentials."""
 
     def __call__(self) -> Any:
         from streamvid.storage.generic import FsspecTransport
@@ -134,8 +134,8 @@ class _SlowToMake:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_fork_while_another_thread_opens_the_store_waits_for_nothing() -> None:
-    """The lock that the thread holds is nobody's in the child."""
+def test_a_fork_while_another_thread_opens_the_store_does_not_block() -> None:
+    """The lock held by the other thread is not locked in the child."""
     store = RemoteStore("memory://a", "a/", StorageOptions(), _SlowToMake())
     first = threading.Thread(target=store.size, args=("nothing",))
     first.start()

@@ -1,4 +1,4 @@
-"""A read of S3 is right, of one version and in time, or an error that says why; what was asked is counted."""
+"""Tests of S3 reads: correct, from one version and in time, or an error with a reason; all requests are counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.fault_proxy import FaultProxy
 
 BODY = hashlib.shake_256(b"body").digest(300_000)
 PASSING = ("status_500", "slow_down", "too_many", "expired", "refused", "reset", "stalled", "truncated", "wrong_etag")
-LONG_SECONDS = 25.0  # far above what a test takes on a busy machine, far below what it would if its property failed
+LONG_SECONDS = 25.0  # far longer than a test takes on a busy machine, far shorter than a failure would
 
 
 SLOW_IMPORT = """
@@ -44,11 +44,11 @@ def read_part(store: Store, path: str, offset: int, num_bytes: int) -> bytes:
     return bytes(buffer)
 
 
-# Of one version.
+# One version.
 
 
-def test_a_large_read_mixes_no_versions(s3_env: S3Env, moto_server: S3Server) -> None:
-    """FETCH-1: the object is replaced between its requests."""
+def test_a_large_read_never_mixes_versions(s3_env: S3Env, moto_server: S3Server) -> None:
+    """FETCH-1: the object is replaced between the requests of one read."""
     s3_env(moto_server)
     size = MAX_RANGE_BYTES + 2**20
     with stub_s3() as stub:
@@ -64,7 +64,9 @@ def test_a_large_read_mixes_no_versions(s3_env: S3Env, moto_server: S3Server) ->
         assert len(set(read_part(store, "x", 0, size))) == 1 or stub.versions["x"]
 
 
-def test_a_read_of_a_whole_object_is_not_cut_where_an_older_one_ended(s3_env: S3Env, moto_server: S3Server) -> None:
+def test_a_read_of_a_whole_object_is_not_truncated_to_the_size_of_an_older_version(
+    s3_env: S3Env, moto_server: S3Server
+) -> None:
     s3_env(moto_server)
     with stub_s3() as stub:
         stub.versions["x"] = [b"short", b"much longer than that", b"another"]
@@ -77,7 +79,7 @@ def test_a_read_of_a_whole_object_is_not_cut_where_an_older_one_ended(s3_env: S3
             store.read_ranges("x", [(0, memoryview(bytearray(5)))], state.version)
 
 
-def test_reads_beside_a_writer_are_of_one_version(rgw: Rgw, s3_env: S3Env) -> None:
+def test_reads_during_writes_return_one_version(rgw: Rgw, s3_env: S3Env) -> None:
     """FETCH-1."""
     s3_env(rgw)
     bucket, size, is_over = rgw.new_bucket(), 17 * 2**20, threading.Event()
@@ -102,15 +104,15 @@ def test_reads_beside_a_writer_are_of_one_version(rgw: Rgw, s3_env: S3Env) -> No
     assert read_part(store, "x", 0, size) == versions[-1]
 
 
-# Trying again.
+# Retries.
 
 
 @pytest.mark.parametrize("num_faults", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", PASSING)
-def test_a_fault_that_passes_is_counted_and_no_error(
+def test_a_transient_fault_is_counted_and_is_not_an_error(
     moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, fault: str, num_faults: int
 ) -> None:
-    """FETCH-1, and one layer alone tries again: what the proxy saw is what the store counted."""
+    """FETCH-1: only one layer retries, so the proxy's number of requests equals the store's."""
     proxy = fault_proxy(moto_server, faults=(fault,), first_n=num_faults, stall_s=60)
     s3_env(moto_server.behind(proxy))
     bucket = moto_server.new_bucket()
@@ -118,7 +120,7 @@ def test_a_fault_that_passes_is_counted_and_no_error(
     store = open_store(f"s3://{bucket}", StorageOptions(stall_seconds=0.7))
     assert store.read("x") == BODY
     stats, faults = store.stats(), proxy.counts().faults
-    # A refusal of the wrong name has no name that could be wrong.
+    # The refusal (412) of a wrong ETag has no ETag header that could be changed.
     assert faults[fault] == num_faults or (fault == "wrong_etag" and faults[fault] >= 1)
     assert num_sent(proxy) == stats.num_requests
     if fault != "wrong_etag":
@@ -131,7 +133,7 @@ def test_a_fault_that_passes_is_counted_and_no_error(
     ["status_500", "refused", "lost_answer"]
     + [pytest.param(fault, marks=pytest.mark.slow) for fault in PASSING if fault not in ("status_500", "refused")],
 )
-def test_all_else_is_tried_again_by_one_layer(
+def test_other_calls_are_retried_by_one_layer(
     moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, fault: str
 ) -> None:
     bucket = moto_server.new_bucket()
@@ -152,8 +154,8 @@ def test_all_else_is_tried_again_by_one_layer(
 
 
 @pytest.mark.slow
-def test_a_long_list_goes_on_where_it_was(moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
-    """A fault costs a page, not the list."""
+def test_a_long_list_resumes_after_a_fault(moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
+    """A fault repeats one page, not the whole list."""
     proxy = fault_proxy(moto_server, faults=("status_500",), fault_rate=0.4, seed=3)
     bucket = moto_server.new_bucket()
     for number in range(1100):
@@ -164,7 +166,7 @@ def test_a_long_list_goes_on_where_it_was(moto_server: S3Server, s3_env: S3Env, 
     assert num_sent(proxy) == store.stats().num_requests == 2 + store.stats().num_retries
 
 
-def test_what_will_not_pass_is_asked_once(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
+def test_a_permanent_error_is_not_retried(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
     bucket = rgw.new_bucket()
     rgw.put(bucket, "x", BODY)
     for server, said in (
@@ -185,13 +187,13 @@ def test_what_will_not_pass_is_asked_once(rgw: Rgw, s3_env: S3Env, fault_proxy: 
             with pytest.raises(StorageError, match=rf"s3://{bucket}: cannot .*{said}"):
                 call()
             assert store.stats().num_requests == number
-            # Who may not look at an object may be asked whether it is in the list.
+            # After "access denied", the store may list the object to find out whether it exists.
             assert num_sent(proxy) - number in ((0, 1) if server == rgw.other else (0,))
         assert store.stats().num_retries == 0
     assert rgw.objects(bucket) == {"x": len(BODY)}
 
 
-# In time.
+# Deadlines.
 
 
 def calls_of(store: Store) -> dict[str, Callable[[], object]]:
@@ -211,7 +213,7 @@ def calls_of(store: Store) -> dict[str, Callable[[], object]]:
 def test_every_call_ends_at_its_deadline(
     kind: str, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory
 ) -> None:
-    """FETCH-1: however the server behaves, and whatever one request may take."""
+    """FETCH-1: this holds for any server behavior and any timeout of a single request."""
     s3_env(moto_server)
 
     def check(endpoint_url: str) -> None:
@@ -237,8 +239,8 @@ def test_every_call_ends_at_its_deadline(
 
 
 @pytest.mark.parametrize("part", ["head", "continue", "body", "refusal"])
-def test_a_response_that_trickles_is_named_and_keeps_no_thread(part: str, moto_server: S3Server, s3_env: S3Env) -> None:
-    """FETCH-1, STOP-1: a byte now and then is neither an answer nor a reason to wait."""
+def test_a_slow_response_is_reported_and_leaves_no_thread(part: str, moto_server: S3Server, s3_env: S3Env) -> None:
+    """FETCH-1, STOP-1: an occasional byte is neither a response nor a reason to keep waiting."""
     s3_env(moto_server)
     drips = {
         "head": b"HTTP/1.1 206 Partial Content\r\nX-Drip: ",
@@ -257,10 +259,10 @@ def test_a_response_that_trickles_is_named_and_keeps_no_thread(part: str, moto_s
             time.sleep(0.05)
 
 
-def test_a_slow_start_of_the_client_is_no_fault_of_the_server(
+def test_a_slow_client_import_does_not_count_against_the_deadline(
     s3_env: S3Env, moto_server: S3Server, tmp_path: Path
 ) -> None:
-    """FETCH-1: packages on a slow disk take longer to import than a read may; the read's time begins afterwards."""
+    """FETCH-1: imports from a slow disk may take longer than a read's deadline, which starts after the import."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT)
     code = (
         "import sys\nfrom streamvid.storage import StorageOptions, open_store\n"
@@ -272,8 +274,8 @@ def test_a_slow_start_of_the_client_is_no_fault_of_the_server(
         assert run_python(code, stub.endpoint_url, env=environment).stdout == "here\n"
 
 
-def test_a_write_that_nobody_reads_ends(moto_server: S3Server, s3_env: S3Env) -> None:
-    """SHARD-2: its deadline is later by its bytes, and is one."""
+def test_a_write_that_the_server_never_reads_ends(moto_server: S3Server, s3_env: S3Env) -> None:
+    """SHARD-2: the deadline is extended in proportion to the bytes to write, but still holds."""
     s3_env(moto_server)
     with mute_server() as url:
         store = open_store("s3://bucket", StorageOptions(endpoint_url=url, deadline_seconds=0.5))
@@ -281,8 +283,8 @@ def test_a_write_that_nobody_reads_ends(moto_server: S3Server, s3_env: S3Env) ->
             store.put("x", bytes(2**20))
 
 
-def test_a_stalled_read_is_raced(moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
-    """Once it is known how long requests take, none waits for `stall_seconds`."""
+def test_a_stalled_read_is_hedged(moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
+    """Once typical request times are known, a stalled read is hedged without waiting for `stall_seconds`."""
     proxy = fault_proxy(moto_server, faults=("stalled",), stall_s=600)
     s3_env(moto_server.behind(proxy))
     bucket = moto_server.new_bucket()
@@ -301,7 +303,7 @@ def test_a_stalled_read_is_raced(moto_server: S3Server, s3_env: S3Env, fault_pro
     assert stats.num_retries == 0 and stats.by_error == {}
 
 
-# Fewer requests where the store asks for it.
+# Fewer requests when the store asks for it.
 
 
 def most_at_once(pool: RequestPool, number: int) -> int:
@@ -325,21 +327,21 @@ def most_at_once(pool: RequestPool, number: int) -> int:
     return most
 
 
-def test_slow_down_halves_the_requests_at_a_time_and_they_come_back() -> None:
+def test_slow_down_halves_the_concurrent_requests_and_they_recover() -> None:
     pool = RequestPool(64, 2**30)
     first = pool.limit
     assert 1 < first <= 64 and most_at_once(pool, 100) <= first
     pool.slow_down()
-    pool.slow_down()  # of the same burst
+    pool.slow_down()  # part of the same burst
     assert pool.limit == first // 2 and most_at_once(pool, 60) <= first // 2
     pool.succeeded()
-    assert pool.limit == first // 2  # not at once
+    assert pool.limit == first // 2  # recovers gradually
     for _ in range(64 * 64):
         pool.succeeded()
     assert pool.limit == 64
 
 
-def test_no_more_bytes_are_under_way_than_allowed() -> None:
+def test_no_more_bytes_are_in_flight_than_allowed() -> None:
     pool = RequestPool(64, 3)
     assert most_at_once(pool, 60) <= 3
 

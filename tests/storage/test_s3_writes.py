@@ -1,4 +1,4 @@
-"""What is written to S3 is there whole or not at all, through faults, and leaves nothing behind that costs."""
+"""Tests of S3 writes: despite faults, an object is written completely or not at all, and no billable parts are left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.storage.stub_s3 import stub_s3
 
 LARGE = hashlib.shake_256(b"large").digest(36 * 2**20)  # two parts
 WRITES = ("PUT", "POST")
-END = r"\?uploadId=[^&]*$"  # of an upload
+END = r"\?uploadId=[^&]*$"  # CompleteMultipartUpload
 
 
 def large_file(folder: Path, data: bytes = LARGE) -> Path:
@@ -37,11 +37,11 @@ def large_file(folder: Path, data: bytes = LARGE) -> Path:
         (("slow_down", "refused", "too_many"), "", 3),
         (("reset",), "partNumber", 3),
         (("lost_answer",), "partNumber", 3),
-        (("lost_answer",), r"\?uploads", 2),  # begun, and nobody knows
-        (("lost_answer",), END, 1),  # ended, and nobody knows
+        (("lost_answer",), r"\?uploads", 2),  # started, but the response is lost
+        (("lost_answer",), END, 1),  # completed, but the response is lost
     ],
 )
-def test_a_large_object_comes_through_faults(
+def test_a_large_object_is_written_despite_faults(
     rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path, faults: tuple[str, ...], path: str, first_n: int
 ) -> None:
     """SHARD-2."""
@@ -61,10 +61,10 @@ def test_a_large_object_comes_through_faults(
 
 @pytest.mark.parametrize("path", [r"\?uploads", "partNumber=2", END])
 @pytest.mark.parametrize("fault", ["status_500", "lost_answer"])
-def test_a_large_object_that_cannot_be_written_leaves_nothing(
+def test_a_failed_write_of_a_large_object_leaves_nothing(
     rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path, path: str, fault: str
 ) -> None:
-    """SHARD-2: what was there stays, or the new one is there whole if only its last answer was lost."""
+    """SHARD-2: the old object stays, unless only the final response was lost; then the new object is complete."""
     proxy = fault_proxy(rgw, faults=(fault,), path=path, methods=WRITES, fault_rate=1.0)
     s3_env(rgw.behind(proxy))
     bucket, file = rgw.new_bucket(), large_file(tmp_path)
@@ -85,7 +85,7 @@ open_store(sys.argv[1]).put("deep/large", Path(sys.argv[2]))
 """
 
 
-def test_what_a_killed_writer_left_can_be_given_up(
+def test_uploads_of_a_killed_writer_can_be_aborted(
     moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
     """SHARD-2."""
@@ -107,8 +107,8 @@ def test_what_a_killed_writer_left_can_be_given_up(
     assert moto_server.uploads(bucket) == [] and store.abort_uploads() == 0
 
 
-def test_a_reader_sees_no_part_of_what_is_being_written(rgw: Rgw, s3_env: S3Env, tmp_path: Path) -> None:
-    """SHARD-2, FETCH-1: a read is of one version, whole, whatever their sizes."""
+def test_a_reader_sees_no_part_of_an_unfinished_write(rgw: Rgw, s3_env: S3Env, tmp_path: Path) -> None:
+    """SHARD-2, FETCH-1: a read returns one complete version, even if the versions differ in size."""
     s3_env(rgw)
     bucket = rgw.new_bucket()
     store, seen, is_over = open_store(f"s3://{bucket}/to"), set(), threading.Event()
@@ -132,7 +132,7 @@ def test_a_reader_sees_no_part_of_what_is_being_written(rgw: Rgw, s3_env: S3Env,
     assert seen and seen <= {hashlib.sha256(version).digest() for version in versions}
 
 
-# Only one may make it.
+# Only one creator succeeds.
 
 
 def makers(store: Store, path: str, number: int) -> list[bool]:
@@ -147,7 +147,7 @@ def makers(store: Store, path: str, number: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("kind", ["moto_server", "rgw", "local"])
-def test_of_many_who_create_at_once_one_does(
+def test_one_of_many_concurrent_creations_succeeds(
     kind: str, s3_env: S3Env, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """SHARD-3."""
@@ -164,7 +164,7 @@ def test_of_many_who_create_at_once_one_does(
     assert len(list(store.files())) == 5
 
 
-def test_who_created_it_knows_when_the_answer_was_lost(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
+def test_the_creator_succeeds_even_if_the_answer_was_lost(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
     proxy = fault_proxy(rgw, faults=("lost_answer",), methods=("PUT",), first_n=1)
     s3_env(rgw.behind(proxy))
     store = open_store(f"s3://{rgw.new_bucket()}")
@@ -174,8 +174,8 @@ def test_who_created_it_knows_when_the_answer_was_lost(rgw: Rgw, s3_env: S3Env, 
     assert not store.create("claim", b"yours") and store.read("claim") == b"mine"
 
 
-def test_a_store_without_conditions_is_looked_at_first(s3_env: S3Env, moto_server: S3Server) -> None:
-    """SHARD-3: "safe where it has not": what is there is never replaced."""
+def test_a_store_without_conditional_writes_checks_first(s3_env: S3Env, moto_server: S3Server) -> None:
+    """SHARD-3: without conditional writes, the store checks first, so that an existing object is never replaced."""
     s3_env(moto_server)
     with stub_s3(knows_conditions=False) as stub:
         store = open_store("s3://stub", StorageOptions(endpoint_url=stub.endpoint_url))
@@ -188,10 +188,10 @@ def test_a_store_without_conditions_is_looked_at_first(s3_env: S3Env, moto_serve
 
 
 @pytest.mark.parametrize("refusal", [(501, "NotImplemented"), (403, "AccessDenied")])
-def test_a_store_that_lists_no_uploads_has_none_to_abort(
+def test_a_store_that_cannot_list_uploads_has_none_to_abort(
     s3_env: S3Env, moto_server: S3Server, refusal: tuple[int, str]
 ) -> None:
-    """A sealed dataset was an error for want of cleaning up, and its staging folder stayed."""
+    """Regression: because this cleanup failed, sealing reported an error and left the staging folder."""
     s3_env(moto_server)
     with stub_s3(list_of_uploads=refusal) as stub:
         store = open_store("s3://stub", StorageOptions(endpoint_url=stub.endpoint_url))
@@ -200,10 +200,10 @@ def test_a_store_that_lists_no_uploads_has_none_to_abort(
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_lost_last_answer_is_a_success_by_what_is_stored(
+def test_a_lost_final_answer_is_resolved_by_the_stored_object(
     moto_server: S3Server, s3_env: S3Env, tmp_path: Path, is_ours: bool
 ) -> None:
-    """SHARD-2: on stores whose versions are no MD5 too; another process' object of the same size is an error."""
+    """SHARD-2: also without MD5 checksums as ETags; another process's object of the same size is an error."""
     s3_env(moto_server)
     with stub_s3() as stub:
         store, file = open_store("s3://stub", StorageOptions(endpoint_url=stub.endpoint_url)), large_file(tmp_path)
@@ -217,8 +217,10 @@ def test_a_lost_last_answer_is_a_success_by_what_is_stored(
             store.put("large", file)
 
 
-def test_nobody_else_s_upload_is_given_up(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path) -> None:
-    """An answer that was lost ends only uploads of the very same object."""
+def test_uploads_of_other_objects_are_not_aborted(
+    rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path
+) -> None:
+    """After a lost response, only uploads of the same object are aborted."""
     proxy = fault_proxy(rgw, faults=("lost_answer",), path=r"\?uploads", methods=("POST",), first_n=1)
     s3_env(rgw.behind(proxy))
     bucket = rgw.new_bucket()
@@ -228,7 +230,7 @@ def test_nobody_else_s_upload_is_given_up(rgw: Rgw, s3_env: S3Env, fault_proxy: 
     assert sorted(rgw.uploads(bucket)) == ["large", "to/large.2", "to/large/x"]
 
 
-def test_no_thread_of_a_write_is_left(moto_server: S3Server, s3_env: S3Env, tmp_path: Path) -> None:
+def test_a_write_leaves_no_thread(moto_server: S3Server, s3_env: S3Env, tmp_path: Path) -> None:
     s3_env(moto_server)
     store = open_store(f"s3://{moto_server.new_bucket()}")
     store.put("large", large_file(tmp_path))

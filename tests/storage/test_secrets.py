@@ -1,4 +1,4 @@
-"""SAFE-1: no secret of any source comes out of anything of ours."""
+"""SAFE-1: tests that no secret, whatever its source, appears in our output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.servers import Rgw, S3Env, S3Server
 
 SECRET, TOKEN = "CANARYsecret/with+signs", "CANARYtoken/with+signs=="
 
-# With a store that refuses, one that is not there, and one that serves (moto takes any key).
+# Used with a store that refuses access, one that does not exist, and one that serves (moto accepts any key).
 USES = """
 import logging, pickle, sys, traceback
 from pathlib import Path
@@ -43,7 +43,7 @@ for endpoint in sys.argv[4:]:
 
 
 def places(source: str, folder: Path, env: dict[str, str]) -> tuple[dict[str, str], str]:
-    """The environment in which the secrets are where `source` says, and the profile that leads there."""
+    """Return an environment with the secrets in the place that `source` names, and the profile to use."""
     keys = f"aws_access_key_id = motokey\naws_secret_access_key = {SECRET}\naws_session_token = {TOKEN}\n"
     if source == "variables":
         return {**env, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": TOKEN}, ""
@@ -62,7 +62,7 @@ def places(source: str, folder: Path, env: dict[str, str]) -> tuple[dict[str, st
 
 
 def without_foreign_token(log: str) -> str:
-    """botocore's own DEBUG messages show the request that it signs, its token with it; the secret key is in none."""
+    """Drop botocore's own DEBUG messages: they show the signed request with its token, but never the secret key."""
     ours, is_foreign = [], False
     for line in log.splitlines():
         name = line.split("|", 1)[0]
@@ -97,7 +97,7 @@ def test_no_secret_in_logs_errors_and_pickles(
     if source == "endpoint":
         assert "the endpoint URL must not contain a user name or a password" in said
     else:
-        assert "403" in said and "refused" in said  # what fails was seen
+        assert "403" in said and "refused" in said  # the expected failures occurred
     for text in (said, without_foreign_token(logged)):
         assert "CANARY" not in text
     assert not {SECRET, SECRET.replace("/", "")} & set(re.findall(r"CANARY[\w/+]*", logged))
@@ -105,7 +105,7 @@ def test_no_secret_in_logs_errors_and_pickles(
 
 @pytest.mark.slow
 def test_no_secret_in_the_command_s_json(sharded: Sharded, moto_server: S3Server) -> None:
-    """Of a store that is not right, one that is not there and one that answers nobody."""
+    """Covers a damaged dataset, a missing dataset, and commands that succeed."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     env |= moto_server.env() | {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": TOKEN}
     bucket = moto_server.new_bucket()
@@ -131,7 +131,7 @@ def test_no_secret_of_a_url_in_errors_and_logs(url: str, caplog: pytest.LogCaptu
     with caplog.at_level(logging.DEBUG), pytest.raises(StreamvidError) as error:
         open_store(url)
     shown = "".join(traceback.format_exception(error.value)) + caplog.text + repr(error.value)
-    # The test's own call stands in the traceback by its source, not by its value.
+    # The traceback shows the source of the test's own call, not the value of its argument.
     assert "CANARY" not in shown
     done = run_streamvid("verify", url, "--json", check=False, cwd=tmp_path)
     assert done.returncode and "CANARY" not in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""A store is a store: the same calls have the same outcome on a disk, in memory, in moto and in Ceph RGW."""
+"""Tests that the same calls have the same outcome on a disk, in memory, in moto and in Ceph RGW."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BODY = hashlib.shake_256(b"body").digest(3 * MAX_RANGE_BYTES + 12345)
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path, s3_env: S3Env) -> Iterator[Store]:
-    """Empty, below a prefix that has to be quoted."""
+    """Empty store below a prefix that must be quoted."""
     kind = request.param
     if kind == "local":
         yield open_store(tmp_path / "a store")
@@ -92,12 +92,12 @@ def test_an_empty_file_is_a_file(store: Store) -> None:
             part(store, name, 0, 1)
 
 
-def test_what_is_missing_is_none_or_an_error_that_names_it(store: Store) -> None:
+def test_a_missing_file_is_none_or_an_error_that_names_it(store: Store) -> None:
     store.put("folder/file", b"1")
     for name in ("missing", "folder", "folder/missing", "folder/file/below"):
         assert store.state(name) is None and store.size(name) is None
         store.remove(name) if name.endswith("missing") else None
-        if name == "folder":  # on a disk that one is there, and is no file
+        if name == "folder":  # a local folder exists, but is not a file
             continue
         for read in (lambda name=name: store.read(name), lambda name=name: part(store, name, 0, 1)):
             with pytest.raises(StorageError, match=f"cannot read {name}: "):
@@ -106,7 +106,7 @@ def test_what_is_missing_is_none_or_an_error_that_names_it(store: Store) -> None
     assert store.abort_uploads() == store.abort_uploads("folder") == 0
 
 
-def test_a_folder_is_not_what_begins_like_it(store: Store) -> None:
+def test_a_folder_does_not_include_names_that_only_start_like_it(store: Store) -> None:
     for name in ("a/1", "a/b/2", "ab/3", "a.4", "a-5"):
         store.put(name, b"x")
     assert list(listed(store, "a")) == ["a/1", "a/b/2"]
@@ -114,7 +114,7 @@ def test_a_folder_is_not_what_begins_like_it(store: Store) -> None:
     assert list(listed(store)) == ["a-5", "a.4", "a/1", "a/b/2", "ab/3"]
 
 
-def test_a_local_file_is_moved_in_or_named(store: Store, tmp_path: Path) -> None:
+def test_a_local_file_is_moved_in_or_named_in_the_error(store: Store, tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.write_bytes(b"made")
     store.put("x/moved", made)
@@ -124,7 +124,7 @@ def test_a_local_file_is_moved_in_or_named(store: Store, tmp_path: Path) -> None
     assert store.read("x/moved") == b"made"
 
 
-def test_a_version_is_another_one_once_the_file_is(store: Store) -> None:
+def test_the_version_changes_when_the_file_changes(store: Store) -> None:
     store.put("x", b"first!")
     first = store.state("x")
     assert first is not None and first.version and first == store.state("x")
@@ -141,7 +141,7 @@ def test_a_version_is_another_one_once_the_file_is(store: Store) -> None:
 
 
 @pytest.mark.parametrize("path", ["", ".", "./.", "/x", "../x", "x/../../y", "a\0b", "a\\b"])
-def test_no_path_leaves_a_store(store: Store, path: str) -> None:
+def test_paths_outside_a_store_are_refused(store: Store, path: str) -> None:
     """SAFE-1."""
     with pytest.raises(StorageError, match="stay inside"):
         check_relative(path)
@@ -154,7 +154,7 @@ def test_no_path_leaves_a_store(store: Store, path: str) -> None:
 
 @st.composite
 def wanted(draw: st.DrawFn, num_bytes: int) -> list[tuple[int, int]]:
-    """(offset, bytes) within so many bytes: few or many, near and far, small ones and one that is split."""
+    """Draw (offset, size) pairs: few or many, near and far, small ones and some above the maximum request size."""
     ranges = []
     for _ in range(draw(st.integers(0, 8))):
         most = draw(st.sampled_from([0, 1, 100, GAP_BYTES, num_bytes]))
@@ -165,7 +165,7 @@ def wanted(draw: st.DrawFn, num_bytes: int) -> list[tuple[int, int]]:
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
-def test_ranges_are_read_whatever_their_order_and_overlaps(store: Store, data: st.DataObject) -> None:
+def test_ranges_are_read_in_any_order_and_with_overlaps(store: Store, data: st.DataObject) -> None:
     """FETCH-1."""
     if store.size("large") is None:
         store.put("large", BODY)
@@ -179,7 +179,7 @@ def test_ranges_are_read_whatever_their_order_and_overlaps(store: Store, data: s
 
 
 def test_a_read_beyond_the_end_is_an_error(store: Store) -> None:
-    """FETCH-1: never a short read."""
+    """FETCH-1: the read raises instead of returning fewer bytes."""
     store.put("x", b"0123456789")
     assert part(store, "x", 0, 10) == b"0123456789" and part(store, "x", 9, 1) == b"9"
     for offset, num_bytes in ((0, 11), (9, 2), (10, 1), (10**9, 1), (0, MAX_RANGE_BYTES * 2)):
@@ -190,8 +190,8 @@ def test_a_read_beyond_the_end_is_an_error(store: Store) -> None:
         store.read_ranges("x", [(0, memoryview(kept)), (10**9, memoryview(beyond))])
 
 
-def test_a_read_at_once_gives_the_right_bytes_or_says_that_it_did_not(store: Store) -> None:
-    """FETCH-1: a disk may give them, other stores never do."""
+def test_a_read_at_once_returns_the_right_bytes_or_false(store: Store) -> None:
+    """FETCH-1: a local store may return the bytes, other stores never do."""
     store.put("x", b"0123456789")
     buffers = [bytearray(3), bytearray(4)]
     if store.read_at_once("x", [(0, memoryview(buffers[0])), (6, memoryview(buffers[1]))]):
@@ -206,8 +206,8 @@ def test_a_read_at_once_gives_the_right_bytes_or_says_that_it_did_not(store: Sto
     gap=st.integers(0, 300),
     most=st.integers(1, 500),
 )
-def test_joined_ranges_cover_all_within_their_bounds(ranges: list[tuple[int, int]], gap: int, most: int) -> None:
-    """Every byte that is wanted comes, in requests of at most so many; a gap is read along if it is small, only then."""
+def test_joined_ranges_cover_all_bytes_within_their_limits(ranges: list[tuple[int, int]], gap: int, most: int) -> None:
+    """Requests of at most `most` bytes cover all wanted bytes and span only gaps of at most `gap` bytes."""
     source = hashlib.shake_256(b"source").digest(4000)
     buffers = [bytearray(num_bytes) for _, num_bytes in ranges]
     views = [(offset, memoryview(buffer)) for (offset, _), buffer in zip(ranges, buffers, strict=True)]
@@ -224,5 +224,5 @@ def test_joined_ranges_cover_all_within_their_bounds(ranges: list[tuple[int, int
     assert sum(request.num_bytes_wanted for request in requests) == sum(num_bytes for _, num_bytes in ranges)
     for (offset, num_bytes), buffer in zip(ranges, buffers, strict=True):
         assert buffer == source[offset : offset + num_bytes]
-    for first, second in itertools.pairwise(join_ranges(views, gap)):  # none is too large to be joined
+    for first, second in itertools.pairwise(join_ranges(views, gap)):  # without a size limit
         assert second.start - first.end > gap

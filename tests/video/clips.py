@@ -1,4 +1,4 @@
-"""Recipes for small clips of every awkward kind, made from a real one with the ffmpeg program while tests run."""
+"""Recipes for small clips of every unusual kind, made from a real clip with the ffmpeg program while the tests run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HIDE = "-auto-alt-ref 1 -lag-in-frames 25 -arnr-maxframes 7 -arnr-strength 3 -g
 _HIDE += " -deadline good -cpu-used 1 -b:v 50k -frames:v 60"
 _DROP_SOME = f"{_SMALL},select='not(mod(n,3)*mod(n,5)*lt(random(1),0.6))'"
 
-#: file name → ffmpeg's output options, from 40 frames of 160 x 90.
+#: file name → ffmpeg's output options, for 40 frames of 160 x 90
 ENCODED: dict[str, str] = {
     "h264_open_gop.mp4": "-c:v libx264 -x264-params open-gop=1:keyint=16:bframes=4:b-pyramid=normal",
     "h264_open_gop.mkv": "-c:v libx264 -x264-params open-gop=1:keyint=16:bframes=4",
@@ -55,7 +55,7 @@ ENCODED: dict[str, str] = {
     "variable_rate.avi": "-fps_mode passthrough -c:v mpeg4 -g 12",
 }
 
-#: file name → the filter that makes its frames, where it is not the usual one.
+#: file name → the filter for its frames, if it is not the default one
 FILTERS = {
     "h264_interlaced.mp4": "scale=160:96,setsar=1",
     "vp9_odd.webm": "scale=161:91,setsar=1",
@@ -66,7 +66,7 @@ FILTERS = {
     "variable_rate.avi": _DROP_SOME,
 }
 
-#: file name → (the encoded clip it is copied from, ffmpeg's input options): no new encoding.
+#: file name → (the encoded clip to copy, ffmpeg's input options), without a new encoding
 COPIED: dict[str, tuple[str, list[str]]] = {
     "edit_list.mp4": ("h264_open_gop.mp4", ["-ss", "0.5"]),
     "edit_list_mpeg4.mp4": ("mpeg4.mp4", ["-ss", "0.7"]),
@@ -99,7 +99,7 @@ IMAGE_NAMES = [*IMAGES]
 
 
 def run_ffmpeg(*arguments: object) -> bytes:
-    """Run the ffmpeg program; its standard output."""
+    """Run the ffmpeg program and return its standard output."""
     command = [FFMPEG, "-nostdin", "-v", "error", "-y", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stderr.decode()[-600:]}"
@@ -107,7 +107,7 @@ def run_ffmpeg(*arguments: object) -> bytes:
 
 
 class ClipFolder:
-    """Clips by name, made when first asked for."""
+    """Clips by name, made on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,7 +124,7 @@ class ClipFolder:
             options = (ENCODED.get(name) or IMAGES[name]).split()
             length = ["-frames:v", "40"] if name in ENCODED else ["-frames:v", "1", "-update", "1"]
             arguments = ["-i", real_clip("bikes"), "-an", "-vf", FILTERS.get(name, _SMALL), *length, *options]
-            if "_hidden" in name:  # libvpx hides pictures only when it has seen the whole before
+            if "_hidden" in name:  # libvpx hides pictures only in two-pass encoding
                 log = ["-passlogfile", self.folder / name]
                 run_ffmpeg(*arguments, *log, "-pass", 1, "-f", "null", "-")
                 arguments += [*log, "-pass", 2]
@@ -133,7 +133,7 @@ class ClipFolder:
 
 
 def decode_with_ffmpeg(path: Path, video_filter: str, height: int, width: int) -> NDArray[np.uint8]:
-    """All frames of a clip, (T, height, width, 3), by the ffmpeg program."""
+    """Decode all frames of a clip with the ffmpeg program, (T, height, width, 3)."""
     raw = run_ffmpeg(
         *("-noautorotate", "-i", path, "-map", "0:V:0", "-fps_mode", "passthrough", "-enc_time_base", "demux"),
         *("-vf", video_filter, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"),
@@ -142,11 +142,11 @@ def decode_with_ffmpeg(path: Path, video_filter: str, height: int, width: int) -
 
 
 def mean_square_errors(frames: NDArray[np.uint8], frame: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Of one frame against each of many, (T,)."""
+    """Return the mean square error of one frame against each of several frames, (T,)."""
     error: NDArray[np.float64] = ((frames.astype(np.float64) - frame) ** 2).mean(axis=(1, 2, 3))
     return error
 
 
 def psnr(error: float) -> float:
-    """Decibels of a mean square error; 100 for none."""
+    """Return the PSNR in decibels for a mean square error; 100 for zero."""
     return 100.0 if error == 0 else float(10 * np.log10(255**2 / error))

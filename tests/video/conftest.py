@@ -1,4 +1,4 @@
-"""Clips for all tests of the room, made once a session."""
+"""Fixture for the clips of this room's tests, made once per session."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.video.clips import ClipFolder
 
 @pytest.fixture(scope="session")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> ClipFolder:
-    """`clip(name)`: the path of a clip of tests/video/clips.py."""
+    """Function `clip(name)` that returns the path of a clip of tests/video/clips.py."""
     return ClipFolder(tmp_path_factory.mktemp("clips"))

@@ -1,6 +1,6 @@
-"""A writer of H.264 transport streams whose frames are coded as two fields (PAFF), which no encoder at hand makes.
+"""Writer of H.264 transport streams with frames coded as two fields (PAFF), which no available encoder makes.
 
-All macroblocks are samples without compression (I_PCM), so that each field has one known color.
+All macroblocks are uncompressed samples (I_PCM), so that each field has one known color.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import av
 from av.packet import Packet
 
 WIDTH, HEIGHT = 32, 64
-_TICKS = 3600  # a frame of 25 per second, at 90 kHz
+_TICKS = 3600  # a frame at 25 fps, in units of 1/90000 s
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A frame: its place on the screen, whether others may refer to it, and whether it is coded as two fields."""
+    """Frame with its display position, whether others may refer to it, and whether it is coded as two fields."""
 
     display: int
     is_reference: bool
@@ -48,7 +48,7 @@ class _Writer:
         self.bits += "1"
         self.align()
         payload = int(self.bits, 2).to_bytes(len(self.bits) // 8, "big")
-        for last in range(4):  # bytes that would look like a start code
+        for last in range(4):  # emulation prevention for bytes that look like a start code
             payload = payload.replace(bytes([0, 0, last]), bytes([0, 0, 3, last]))
         return b"\0\0\0\1" + bytes([reference << 5 | kind]) + payload
 
@@ -78,12 +78,12 @@ def _slice(picture: Picture, frame_num: int, parity: int | None, value: int) -> 
 
 
 def top_value(display: int) -> int:
-    """The luma of a frame's top field; that of its bottom field is 3 more, if it has fields."""
+    """Return the luma of a frame's top field; a bottom field, if any, has 3 more."""
     return 20 + 7 * (display % 30)
 
 
 def transport_stream(pictures: Sequence[Picture], *, left_out: int | None = None) -> bytes:
-    """The stream of these pictures in decode order, without the packet number `left_out`."""
+    """Return the stream of these pictures in decode order, without packet number `left_out`."""
     packets: list[tuple[int, int, bytes, bool]] = []
     frame_num = 0
     for order, picture in enumerate(pictures):

@@ -1,4 +1,4 @@
-"""tools/bench_decode.py: what it compares is the same frames, what it reports hangs together, what fails is named."""
+"""Tests of tools/bench_decode.py: it compares the same frames, its report is consistent, and failures are named."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ WINDOW = {"start": 13, "num_frames": 5, "stride": 3, **SIZE}
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a clip with B-frames, and of one that is none."""
+    """Folder with a clip that has B-frames and a file that is not a video."""
     root = tmp_path_factory.mktemp("clips")
     (root / "good.mp4").write_bytes(encode(frames_of("bigbuckbunny", 256, 144, 40)))
     (root / "rubbish.mp4").write_bytes(b"no video at all" * 50)
     return root
 
 
-def test_all_ways_of_ours_decode_the_window_that_decode_into_does(clips: Path, tmp_path: Path) -> None:
+def test_all_our_methods_decode_the_same_window_as_decode_into(clips: Path, tmp_path: Path) -> None:
     source, native, saved = str(clips / "good.mp4"), tmp_path / "native.mp4", tmp_path / "pixels.npy"
     with decode_ours() as ours:
         made = ours.ask(method="encode", path=source, save=str(native), **SIZE)
@@ -55,10 +55,10 @@ def test_all_ways_of_ours_decode_the_window_that_decode_into_does(clips: Path, t
         assert "error" in ours.ask(method="none", path=source, **WINDOW)
 
 
-def test_the_benchmark_reports_every_method_and_names_what_it_left_out(clips: Path, tmp_path: Path) -> None:
+def test_the_benchmark_reports_every_method_and_names_omitted_clips(clips: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.bench_decode", "--clips", str(clips), "--native", str(tmp_path)]
     command += ["--sizes", "64x96", "--num-frames", "5,30", "--strides", "1,2", "--repeats", "2", "--windows", "1"]
-    command += ["--peers", sys.executable]  # this environment: PyAV and torch, no torchcodec or decord
+    command += ["--peers", sys.executable]  # this environment has PyAV and torch, but not torchcodec or decord
     done = run_command([*command, "--json"], cwd=ROOT)
     assert "left out: " in done.stderr and "rubbish.mp4" in done.stderr
     assert "too few for 30 with stride 2" in done.stderr
@@ -86,8 +86,8 @@ def cell(clip: str, **costs: list[float]) -> Cell:
     return Cell(clip, 720, "480x848", 16, 1, costs, {})
 
 
-def test_a_ratio_is_of_paired_repeats_over_clips_that_have_both() -> None:
-    """A slow repeat hurts both sides; one clip's figure does not weigh more for being long."""
+def test_a_ratio_uses_paired_repeats_of_clips_that_have_both() -> None:
+    """A slow repeat affects both sides; each clip has the same weight, whatever its length."""
     cells = [
         cell("a", peer=[4.0, 40.0, 4.0], ours=[2.0, 20.0, 2.0]),
         cell("b", peer=[0.8, 0.8, 8.0], ours=[0.1, 0.1, 0.1]),
@@ -100,7 +100,7 @@ def test_a_ratio_is_of_paired_repeats_over_clips_that_have_both() -> None:
     assert ratio(cells, "none", "ours") is None
 
 
-def test_a_line_is_met_by_its_mean_and_its_worst_cell() -> None:
+def test_a_line_is_met_if_its_mean_and_its_worst_cell_are() -> None:
     cells = [cell("a", peer=[1.5], ours=[1.0]), cell("b", peer=[0.9], ours=[1.0])]
     for least, least_worst, met in ((1.1, None, True), (1.1, 1.0, False), (1.2, None, False), (1.1, 0.9, True)):
         line = Line("line", "peer", "ours", least, lambda cell: True, least_worst)
@@ -108,8 +108,8 @@ def test_a_line_is_met_by_its_mean_and_its_worst_cell() -> None:
     assert check(Line("line", "peer", "ours", 1, lambda cell: False), cells)["met"] is None
 
 
-def test_every_line_of_the_promise_is_there_once() -> None:
-    """Limits as they were agreed on."""
+def test_every_line_of_the_promise_exists_once() -> None:
+    """The limits are the agreed values."""
     main = [line for line in lines() if not line.text.startswith(" ")]
     assert len({line.text for line in main}) == len(main) == 12
     least = sorted(line.least for line in main if line.least > 1)

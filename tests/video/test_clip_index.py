@@ -1,4 +1,4 @@
-"""The packet index: which clips have one, and what a window of it names, against what the bytes themselves say."""
+"""Tests of the packet index: which clips have one, and whether its windows match the bytes of the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamvid.video.probe import probe
 from streamvid.video.stream_info import StreamInfo
 from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder
 
-#: Whose packets are to be had: a clip that silently went the long way would be missed here.
+#: Clips that must have an index; a clip that silently falls back to its container fails the tests.
 INDEXED = (
     *("h264_open_gop.mp4", "h264_open_gop.mkv", "h264_one_gop.mp4", "h264_refresh.mp4", "h264_fragments.mp4"),
     *("h264_10bit.mp4", "h264_interlaced.mp4", "hevc_open_gop.mp4", "hevc_layers.mp4", "hevc_10bit.mkv"),
@@ -29,7 +29,7 @@ INDEXED = (
     *("turn_90.mp4", "turn_180.mp4", "turn_270.mp4", "turn_90.mkv", "turn_90_wide_pixels.mp4"),
     *("mirror.mp4", "turn_90_mirror.mp4", "turn_270_mirror.mp4"),
 )
-#: Whose packets do not stand whole in the file, or do not bear their own times, or whose codec is not looked into.
+#: Clips whose packets are not contiguous, have no timestamps of their own, or use a codec that is not inspected.
 PLAIN = (
     *("h264.ts", "h264.flv", "vp8_hidden.webm", "mpeg4.mp4", "mpeg4.avi", "mpeg4_b_frames.avi", "mpeg2.mpg"),
     *("prores.mov", "variable_rate.avi", "edit_list_mpeg4.mp4", "mpeg2.m2v", "theora.ogv", "vp9.ivf"),
@@ -39,19 +39,19 @@ INFO = StreamInfo("h264", b"", 64, 64, "yuv420p", (1, 1), 0, False, (2, 0, 2, 2)
 
 
 def indexed(path: Path) -> ClipIndex:
-    """The packets of a clip that has to have some."""
+    """Return the index of a clip that must have one."""
     found = index_clip(path.read_bytes())
     assert found is not None, path.name
     return found
 
 
-def test_every_recipe_is_known_to_be_indexed_or_not() -> None:
+def test_every_recipe_is_listed_as_indexed_or_not() -> None:
     assert sorted([*INDEXED, *PLAIN]) == sorted(VIDEO_NAMES)
 
 
 @pytest.mark.parametrize("name", INDEXED)
 def test_an_index_has_the_frames_that_probe_counts(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2: the same frames by number, and the facts that a converter needs."""
+    """SAMPLE-2: the index has the same frames by number, and the facts that a converter needs."""
     path = clip(name)
     info, found = probe(path), indexed(path)
     assert found.num_frames == info.num_frames
@@ -61,12 +61,12 @@ def test_an_index_has_the_frames_that_probe_counts(clip: ClipFolder, name: str) 
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *IMAGE_NAMES])
-def test_what_cannot_be_indexed_is_left_to_its_container(clip: ClipFolder, name: str) -> None:
+def test_clips_that_cannot_be_indexed_have_no_index(clip: ClipFolder, name: str) -> None:
     assert index_clip(clip(name).read_bytes()) is None
 
 
-def test_what_is_no_video_is_an_error(clip: ClipFolder) -> None:
-    """SAFE-1: no index is made of what `probe` refuses."""
+def test_a_file_that_is_not_a_video_is_an_error(clip: ClipFolder) -> None:
+    """SAFE-1: if `probe` refuses a file, no index is made."""
     data = clip("h264_open_gop.mkv").read_bytes()
     for rubbish in (b"", b"no video at all" * 50, data[: len(data) // 2]):
         with pytest.raises(ProbeError):
@@ -76,8 +76,8 @@ def test_what_is_no_video_is_an_error(clip: ClipFolder) -> None:
 
 
 @pytest.mark.parametrize("name", INDEXED)
-def test_a_window_is_a_range_of_whole_pieces_that_are_proved(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2: pieces have the checksums of the file's bytes and cover all packets, whatever the window."""
+def test_a_window_is_a_range_of_whole_pieces_with_checksums(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: for any window, the pieces have the checksums of the file's bytes and cover all packets."""
     data, found = clip(name).read_bytes(), indexed(clip(name))
     for start in range(found.num_frames):
         for num_frames in {1, 2, found.num_frames - start}:
@@ -96,14 +96,14 @@ def test_a_window_is_a_range_of_whole_pieces_that_are_proved(clip: ClipFolder, n
 
 @pytest.mark.parametrize("name", ["h264_open_gop.mp4", "mjpeg.mov", "hevc_10bit.mkv", "gray.mkv"])
 def test_a_short_window_is_a_part_of_a_long_clip(clip: ClipFolder, name: str) -> None:
-    """The reason for an index: one key frame's distance is read, not the clip."""
+    """With an index, a window needs only the bytes from the preceding key frame on, not the whole clip."""
     data, found = clip(name).read_bytes(), indexed(clip(name))
     last = found.window(found.num_frames - 1, 1)
     assert last.num_bytes < len(data) / 2 and last.first_byte > len(data) / 4
     assert found.window(0, 1).num_bytes < len(data) / 2
 
 
-def test_windows_that_a_clip_does_not_have_are_refused(clip: ClipFolder) -> None:
+def test_windows_outside_the_clip_are_refused(clip: ClipFolder) -> None:
     found = indexed(clip("edit_list.mp4"))
     assert found.num_frames == 27
     for start, num_frames in ((-1, 2), (26, 2), (27, 1), (0, 28), (1 << 40, 1)):
@@ -113,7 +113,7 @@ def test_windows_that_a_clip_does_not_have_are_refused(clip: ClipFolder) -> None
 
 @st.composite
 def indexes(draw: st.DrawFn) -> ClipIndex:
-    """Any packets that a clip may have: reordered, far apart, out of order in the file, hidden, with open GOPs."""
+    """Draw any packets that a clip may have: reordered, far apart, out of order in the file, hidden, with open GOPs."""
     count = draw(st.integers(1, 120))
     seed = draw(st.integers(0, 2**32))
     choose = np.random.default_rng(seed)
@@ -140,8 +140,8 @@ def _since_key(flags: list[int]) -> list[int]:
 
 
 @given(indexes(), st.integers(0, 200), st.integers(1, 40))
-def test_a_window_is_what_a_plain_search_finds(found: ClipIndex, start: int, num_frames: int) -> None:
-    """SAMPLE-2, from the definition: the last key packet that is stored and shown before all, to the last wanted."""
+def test_a_window_equals_the_result_of_a_plain_search(found: ClipIndex, start: int, num_frames: int) -> None:
+    """SAMPLE-2: a window starts at the last key packet stored and shown before all wanted packets."""
     shown = sorted((int(found.times[i]), i) for i in range(len(found.times)) if found.flags[i] & SHOWN)
     wanted = shown[start : start + num_frames]
     ordinals = [i for _, i in wanted]
@@ -172,7 +172,7 @@ def test_a_window_is_what_a_plain_search_finds(found: ClipIndex, start: int, num
 def packets_of(
     times: list[int], offsets: list[int], sizes: list[int], flags: list[int], num_checksums: int = 1
 ) -> ClipIndex:
-    """An index of these packets, as a damaged file may say."""
+    """Build an index of these packets, which may be invalid as in a damaged file."""
     return ClipIndex(
         INFO,
         np.array(times, np.int64),
@@ -193,11 +193,11 @@ def packets_of(
         ([0, 1], [0, -9], [9, 9], [3, 2], 1),
         ([0, 1], [0, 9], [9, 9], [2, 3], 2),
         ([0, 1], [0, 9], [9, 9], [3, 2], 2),
-        ([0, 1], [0, 2**63 - 5], [9, 9], [3, 2], 1),  # its end is beyond what a number holds
+        ([0, 1], [0, 2**63 - 5], [9, 9], [3, 2], 1),  # its end exceeds a 64-bit integer
         ([0, 1], [0, 9], [9, 2**63 - 5], [3, 2], 1),
     ],
 )
-def test_packets_that_no_clip_has_are_refused(
+def test_invalid_packets_are_refused(
     times: list[int], offsets: list[int], sizes: list[int], flags: list[int], num_checksums: int
 ) -> None:
     """SAFE-1."""
@@ -206,16 +206,16 @@ def test_packets_that_no_clip_has_are_refused(
 
 
 @pytest.mark.parametrize(("flags", "num_frames"), [([3, 2, 2], 3), ([3, 0, 2], 2)])
-def test_two_packets_of_one_time_are_refused(flags: list[int], num_frames: int) -> None:
-    """SAMPLE-2: one of them would be handed on for the other, or a frame would be left as the memory had it."""
+def test_two_packets_with_the_same_time_are_refused(flags: list[int], num_frames: int) -> None:
+    """SAMPLE-2: one packet's frame could replace the other's, or a frame could be left unwritten."""
     with pytest.raises(DecodeError, match="the same timestamp"):
         packets_of([0, 512, 512], [0, 9, 18], [9, 9, 9], flags).window(0, num_frames)
 
 
 @pytest.mark.parametrize("name", ["h264_open_gop.mp4", "vp9_hidden.webm", "variable_rate.mkv", "turn_90.mp4"])
 @pytest.mark.parametrize("pixels", ["rgb24", "yuv420p"])
-def test_every_other_frame_is_what_all_frames_have_there(clip: ClipFolder, name: str, pixels: Pixels) -> None:
-    """SAMPLE-2: with a stride, frames are those of the full decode, from the packets and from the container."""
+def test_strided_frames_equal_those_of_a_full_decode(clip: ClipFolder, name: str, pixels: Pixels) -> None:
+    """SAMPLE-2: with a stride, frames from packets and from the container equal those of a full decode."""
     data, found = clip(name).read_bytes(), indexed(clip(name))
     picture = PictureFormat(48, 64, pixels)
     every = np.zeros((found.num_frames, picture.num_bytes), np.uint8)
@@ -237,7 +237,7 @@ def test_every_other_frame_is_what_all_frames_have_there(clip: ClipFolder, name:
             )
 
 
-def test_strides_that_are_none_are_refused(clip: ClipFolder) -> None:
+def test_invalid_strides_are_refused(clip: ClipFolder) -> None:
     found, out = indexed(clip("h264_open_gop.mp4")), np.zeros((2, 8, 8, 3), np.uint8)
     with pytest.raises(DecodeError, match="stride is 0; both must be at least 1"):
         found.window(5, 2, 0)
@@ -246,8 +246,8 @@ def test_strides_that_are_none_are_refused(clip: ClipFolder) -> None:
 
 
 @pytest.mark.parametrize("name", VIDEO_NAMES)
-def test_a_clips_average_rate_tells_its_time_base(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2: exactly, so that choices of frames by their times are the same with an index and without one."""
+def test_the_time_base_follows_from_a_clips_average_rate(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: the time base is exact, so that frames chosen by time are the same with and without an index."""
     info, found = probe(clip(name)), index_clip(clip(name).read_bytes())
     assert time_base_of(info.timestamps, info.fps) == info.time_base
     if found is not None:
@@ -255,8 +255,8 @@ def test_a_clips_average_rate_tells_its_time_base(clip: ClipFolder, name: str) -
 
 
 @given(st.data())
-def test_frames_at_any_distances_decode_as_they_do_one_by_one(clip: ClipFolder, data: st.DataObject) -> None:
-    """SAMPLE-2: repeats show the frame before them; each distinct frame is decoded once, from the nearest key frame."""
+def test_frames_at_any_distances_equal_frames_decoded_one_by_one(clip: ClipFolder, data: st.DataObject) -> None:
+    """SAMPLE-2: repeats show the previous frame; each distinct frame is decoded once, from the nearest key frame."""
     name = data.draw(st.sampled_from(["h264_open_gop.mp4", "variable_rate.mkv", "hevc_layers.mp4", "vp9_hidden.webm"]))
     content = clip(name).read_bytes()
     found, picture = indexed(clip(name)), PictureFormat(36, 48)

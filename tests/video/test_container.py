@@ -1,4 +1,4 @@
-"""Hostile and broken files: refused in plain words, within limits, and opening nothing else."""
+"""Tests of hostile and broken files: they are refused with plain messages, within limits, and open no other file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.processes import run_python
 from tests.video.clips import ClipFolder, run_ffmpeg
 
 
-def test_what_is_no_media_is_refused(tmp_path: Path) -> None:
-    """SAFE-1: the message is plain and names no path (it ends in the dataset's rejections)."""
+def test_a_file_that_is_not_media_is_refused(tmp_path: Path) -> None:
+    """SAFE-1: the message is plain and contains no path, because it is stored in the dataset's rejections."""
     path = tmp_path / "text.mp4"
     path.write_text("This is no video.\n" * 100)
     with pytest.raises(
@@ -47,7 +47,7 @@ def test_what_is_no_media_is_refused(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["list.m3u8", "list.mp4"])
-def test_playlists_open_no_other_file(clip: ClipFolder, tmp_path: Path, text: str, name: str) -> None:
+def test_playlists_do_not_open_other_files(clip: ClipFolder, tmp_path: Path, text: str, name: str) -> None:
     """SAFE-1."""
     target = tmp_path / "target.ts"
     target.write_bytes(clip("h264.ts").read_bytes())
@@ -62,7 +62,7 @@ def test_playlists_open_no_other_file(clip: ClipFolder, tmp_path: Path, text: st
 @pytest.mark.parametrize("part", [0.3, 0.6, 0.9, 0.99])
 @pytest.mark.parametrize("name", ["h264_open_gop.mkv", "faststart.mp4", "h264_open_gop.mp4", "mpeg4.avi"])
 def test_truncated_files_are_refused(clip: ClipFolder, tmp_path: Path, name: str, part: float) -> None:
-    """SAFE-1: with the header first or last, wherever the file is cut."""
+    """SAFE-1: for any cut, whether the header comes first or last."""
     if name == "faststart.mp4":
         path = tmp_path / name
         run_ffmpeg("-i", clip("h264_open_gop.mp4"), "-c", "copy", "-movflags", "+faststart", path)
@@ -76,7 +76,7 @@ def test_truncated_files_are_refused(clip: ClipFolder, tmp_path: Path, name: str
         decode_into(cut, 0, np.zeros((2, 16, 16, 3), np.uint8))
 
 
-def test_a_truncated_file_says_how_much_is_missing(clip: ClipFolder, tmp_path: Path) -> None:
+def test_the_error_for_a_truncated_file_says_how_much_is_missing(clip: ClipFolder, tmp_path: Path) -> None:
     path = tmp_path / "faststart.mp4"
     run_ffmpeg("-i", clip("h264_open_gop.mp4"), "-c", "copy", "-movflags", "+faststart", path)
     data = path.read_bytes()
@@ -93,13 +93,13 @@ def test_truncated_images_are_refused(clip: ClipFolder, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
-    """A PNG of 9000 x 9000 pixels, 243 MB unpacked, in 240 kB."""
+    """PNG of 9000 x 9000 pixels, 243 MB uncompressed, in 240 kB."""
     return png_bytes(9000, 9000)
 
 
 @pytest.mark.parametrize("container", ["png", "mov"])
-def test_a_decoder_bomb_goes_off_in_no_ones_memory(tmp_path: Path, bomb: bytes, container: str) -> None:
-    """SAFE-1: a small file that unpacks to a huge frame, bare or in a MOV whose header promises 64 x 64."""
+def test_a_decoder_bomb_is_refused_without_using_much_memory(tmp_path: Path, bomb: bytes, container: str) -> None:
+    """SAFE-1: a small file that decompresses to a huge frame, bare or in a MOV file whose header declares 64 x 64."""
     path = tmp_path / f"bomb.{container}"
     if container == "png":
         path.write_bytes(bomb)
@@ -113,8 +113,8 @@ def test_a_decoder_bomb_goes_off_in_no_ones_memory(tmp_path: Path, bomb: bytes, 
 
 @pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
 @pytest.mark.parametrize("container", ["png", "mov"])
-def test_metadata_of_a_png_is_not_unpacked_without_a_limit(tmp_path: Path, kind: bytes, container: str) -> None:
-    """SAFE-1: chunks of kilobytes that hold gigabytes; the decoder keeps them all."""
+def test_metadata_of_a_png_is_decompressed_only_up_to_a_limit(tmp_path: Path, kind: bytes, container: str) -> None:
+    """SAFE-1: kilobytes in a chunk may decompress to gigabytes, all of which the decoder would keep."""
     small, path = tmp_path / "small.png", tmp_path / f"bomb.{container}"
     small.write_bytes(png_bytes(64, 64, (kind, 200 << 20), (kind, 200 << 20)))
     run_ffmpeg("-i", small, "-c", "copy", path) if container == "mov" else path.write_bytes(small.read_bytes())
@@ -141,7 +141,7 @@ def _probed_within_120_mib(path: Path) -> str:
 
 
 def _with_packet(mov: bytes, old: bytes, new: bytes) -> bytes:
-    """The MOV with another packet: at its end, with sample size and offset patched (one sample in one chunk)."""
+    """Replace the single packet of a MOV file: append the new one and patch the sample's size and offset."""
     at = mov.index(old)
     data = bytearray(mov + new)
     sizes, offsets = data.index(b"stsz"), data.index(b"stco")
@@ -151,8 +151,8 @@ def _with_packet(mov: bytes, old: bytes, new: bytes) -> bytes:
     return bytes(data)
 
 
-def test_limits_name_themselves(clip: ClipFolder, tmp_path: Path) -> None:
-    """SAFE-1: bytes, frames, seconds, streams, pixels, codecs, containers."""
+def test_errors_name_the_exceeded_limit(clip: ClipFolder, tmp_path: Path) -> None:
+    """SAFE-1: bytes, frames, seconds, streams, pixels, codecs and containers."""
     path = clip("h264_open_gop.mp4")
     for limits, message in [
         (Limits(max_bytes=100), "max_bytes=100"),
@@ -181,7 +181,9 @@ def test_a_file_that_is_cut_short_is_refused(clip: ClipFolder, name: str, share:
 
 
 @pytest.mark.parametrize("name", ["clip.mxf", "clip.apng", "clip.nut", "clip.h264"])
-def test_a_format_that_ffmpeg_reads_but_is_not_allowed_is_told_so(clip: ClipFolder, tmp_path: Path, name: str) -> None:
+def test_a_format_that_ffmpeg_reads_but_we_do_not_allow_has_its_own_error(
+    clip: ClipFolder, tmp_path: Path, name: str
+) -> None:
     """SAFE-1: the message does not claim that FFmpeg cannot read the file."""
     copied = {"clip.nut": ["-c", "copy"], "clip.h264": ["-c", "copy"], "clip.apng": ["-f", "apng"]}
     run_ffmpeg(
@@ -191,14 +193,14 @@ def test_a_format_that_ffmpeg_reads_but_is_not_allowed_is_told_so(clip: ClipFold
         probe(tmp_path / name)
 
 
-def test_limits_that_cannot_be_are_refused() -> None:
+def test_invalid_limits_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_frames is 0"):
         Limits(max_frames=0)
     with pytest.raises(ConfigError, match="containers"):
         Limits(containers=("mov,concat",))
 
 
-def test_cover_art_is_no_video(clip: ClipFolder, tmp_path: Path) -> None:
+def test_cover_art_is_not_a_video(clip: ClipFolder, tmp_path: Path) -> None:
     song, both = tmp_path / "song.m4a", tmp_path / "both.mp4"
     tone = ("-f", "lavfi", "-i", "sine=d=1")
     cover = ("-disposition:v:0", "attached_pic")
@@ -220,8 +222,8 @@ def test_an_animated_webp_is_refused(tmp_path: Path) -> None:
         probe(tmp_path / "a.webp")
 
 
-def test_errors_of_the_source_itself_come_through(clip: ClipFolder) -> None:
-    """A store that fails while it is read is not the file's fault: its own error, not a rejection."""
+def test_errors_of_the_source_are_raised_unchanged(clip: ClipFolder) -> None:
+    """If the store fails during a read, its own error is raised instead of a rejection of the file."""
 
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -234,8 +236,8 @@ def test_errors_of_the_source_itself_come_through(clip: ClipFolder) -> None:
 
 
 @pytest.mark.parametrize("bits", [(9000, 9000), (1 << 31, 1), (0, 0)])
-def test_an_avif_of_a_huge_picture_takes_no_memory(tmp_path: Path, bits: tuple[int, int]) -> None:
-    """SAFE-1: whatever its `ispe` box says, and with a picture that is larger than it says."""
+def test_an_avif_with_a_huge_picture_uses_little_memory(tmp_path: Path, bits: tuple[int, int]) -> None:
+    """SAFE-1: whatever the `ispe` box declares, also if the picture is larger than declared."""
     path, sizes = tmp_path / "bomb.avif", [(64, 64), bits] if bits[0] == 9000 else [bits]
     Image.new("RGB", (9000, 9000) if bits[0] == 9000 else (64, 64)).save(path, speed=10)
     data = path.read_bytes()
@@ -243,12 +245,12 @@ def test_an_avif_of_a_huge_picture_takes_no_memory(tmp_path: Path, bits: tuple[i
     for width, height in sizes:
         path.write_bytes(data[:at] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + data[at + 8 :])
         said = _probed_within_120_mib(path)
-        # Before FFmpeg 8.1, an impossible size does not end the reading of a picture that is small.
+        # Before FFmpeg 8.1, a small picture with an impossible declared size is still read.
         assert "max_pixels" in said or "not a video, image or audio file" in said or (bits[0] != 9000 and not said)
 
 
-def test_stills_and_sequences_of_the_mp4_family_are_told_apart() -> None:
-    """By the brands in `ftyp`, whatever the codec; a still has no rate."""
+def test_still_images_and_sequences_of_the_mp4_family_are_distinguished() -> None:
+    """The brands in `ftyp` decide, whatever the codec; a still image has no rate."""
     pictures = [Image.effect_noise((64, 48), 40 + number).convert("RGB") for number in range(3)]
     still, sequence = io.BytesIO(), io.BytesIO()
     pictures[0].save(still, "AVIF")
@@ -260,8 +262,8 @@ def test_stills_and_sequences_of_the_mp4_family_are_told_apart() -> None:
     assert not probe(sequence.getvalue()).is_image
 
 
-def test_damaged_avif_is_a_rejection_and_nothing_else() -> None:
-    """SAFE-1: damage in each box, with a color profile, and with undefined color matrices."""
+def test_damaged_avif_files_raise_only_documented_errors() -> None:
+    """SAFE-1: damage in each box, with a color profile and with undefined color matrices."""
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     out = io.BytesIO()
     draw = np.random.default_rng(0)
@@ -279,8 +281,8 @@ def test_damaged_avif_is_a_rejection_and_nothing_else() -> None:
             decode_into(bytes(broken), 0, np.zeros((1, 16, 16, 3), np.uint8), num_frames=info.num_frames)
 
 
-def test_rubbish_of_every_kind_is_a_rejection_and_nothing_else(clip: ClipFolder) -> None:
-    """SAFE-1: damaged headers end in ProbeError or in a clip, never in another exception."""
+def test_damaged_files_raise_only_documented_errors(clip: ClipFolder) -> None:
+    """SAFE-1: a damaged header raises ProbeError or DecodeError, or gives a clip, but no other exception."""
     draw = np.random.default_rng(0)
     for name in ("h264_open_gop.mp4", "vp9_odd.webm", "h264.ts", "mpeg4.avi", "image.jpg", "image.png"):
         data = clip(name).read_bytes()

@@ -1,4 +1,4 @@
-"""Frames that the container crops: what FFmpeg's program shows is what is probed, stored and delivered."""
+"""Tests of frames cropped by the container: we probe, store and deliver what the ffmpeg program shows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def clap(width: Fraction, height: Fraction, right: Fraction, down: Fraction) -> 
 
 
 def with_clap(data: bytes, added: bytes) -> bytes:
-    """An MP4 whose index follows its pictures, with one more box in its description of the video."""
+    """Add a box to the video sample description of an MP4 file whose index follows its packets."""
     changed = bytearray(data)
     place = data.index(b"avcC") - 4
     for kind in NESTED:
@@ -45,7 +45,7 @@ def with_clap(data: bytes, added: bytes) -> bytes:
 
 
 def with_pixel_crop(data: bytes, left: int, top: int) -> bytes:
-    """A Matroska file whose display size is replaced by margins of as many bytes."""
+    """Replace the display size of a Matroska file by margins of the same number of bytes."""
     changed = bytearray(data)
     for display, margin, pixels in (("54b081", "54cc81", left), ("54ba81", "54bb81", top)):
         place = data.index(bytes.fromhex(display))
@@ -54,7 +54,7 @@ def with_pixel_crop(data: bytes, left: int, top: int) -> bytes:
 
 
 def shown_by_ffmpeg(path: Path) -> tuple[int, int, bytes]:
-    """Width and height of the first frame, and the planes of all."""
+    """Return the width and height of the first frame, and the planes of all frames."""
     pictures = run_ffmpeg("-i", path, "-fps_mode", "passthrough", "-pix_fmt", "yuv420p", "-f", "rawvideo", "-")
     header = run_ffmpeg("-i", path, "-frames:v", 1, "-pix_fmt", "yuv420p", "-f", "yuv4mpegpipe", "-").split(b"\n")[0]
     sizes = {part[:1]: int(part[1:]) for part in header.split()[1:3]}
@@ -73,20 +73,20 @@ def check(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["h264_one_gop.mp4", "turn_90.mp4", "mirror.mp4"])
 @pytest.mark.parametrize("place", [(96, 64, 10, -5), (150, 80, 0, 0), (64, 90, -48, 0), (Fraction(301, 2), 77, 1, 1)])
-def test_a_clean_aperture_is_what_ffmpeg_shows(
+def test_a_clean_aperture_is_cropped_as_in_ffmpeg(
     clip: ClipFolder, tmp_path: Path, name: str, place: tuple[int, int, int, int]
 ) -> None:
-    """SAMPLE-1: size and every pixel, also of frames that are turned for display."""
+    """SAMPLE-1: size and every pixel equal ffmpeg's, also for frames that are rotated for display."""
     path = tmp_path / name
     path.write_bytes(with_clap(clip(name).read_bytes(), clap(*map(Fraction, place))))
     assert path.stat().st_size == clip(name).stat().st_size + 40
     check(path)
 
 
-def test_a_pixel_crop_is_what_ffmpeg_shows(clip: ClipFolder, tmp_path: Path) -> None:
-    """SAMPLE-1: left and top margins; those not named are 0."""
+def test_a_pixel_crop_is_cropped_as_in_ffmpeg(clip: ClipFolder, tmp_path: Path) -> None:
+    """SAMPLE-1: left and top margins are set; the others default to 0."""
     path = tmp_path / "cropped.mkv"
-    # FFV1 leaves the shape of pixels to the container, which writes a display size only if they are not square.
+    # FFV1 leaves the pixel shape to the container, which writes a display size only if pixels are not square.
     run_ffmpeg("-i", clip("h264_one_gop.mp4"), "-vf", "setsar=4/3", "-c:v", "ffv1", "-frames:v", 5, path)
     path.write_bytes(with_pixel_crop(path.read_bytes(), 26, 18))
     info = probe(path)
@@ -95,7 +95,7 @@ def test_a_pixel_crop_is_what_ffmpeg_shows(clip: ClipFolder, tmp_path: Path) -> 
 
 
 def test_stored_clips_are_cropped(clip: ClipFolder, tmp_path: Path) -> None:
-    """SAMPLE-2: the description that the index holds has the margins, and a native clip holds the inner picture."""
+    """SAMPLE-2: the index's stream description has the margins, and a native clip contains the cropped picture."""
     data = with_clap(clip("h264_one_gop.mp4").read_bytes(), clap(*map(Fraction, (96, 64, 10, -5))))
     index = index_clip(data)
     assert index is not None and index.info.margins == probe(data).margins == (42, 8, 22, 18)
@@ -110,8 +110,8 @@ def test_stored_clips_are_cropped(clip: ClipFolder, tmp_path: Path) -> None:
 
 
 @given(values=st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 8))
-def test_an_impossible_aperture_counts_as_none(clip: ClipFolder, values: tuple[int, ...]) -> None:
-    """SAFE-1: any numbers; what is probed is inside the frame."""
+def test_an_impossible_aperture_is_ignored(clip: ClipFolder, values: tuple[int, ...]) -> None:
+    """SAFE-1: for any numbers, the probed margins are inside the frame."""
     added = box(b"clap", b"".join(value.to_bytes(4, "big", signed=True) for value in values))
     left, top, right, bottom = probe(with_clap(clip("h264_one_gop.mp4").read_bytes(), added)).margins
     assert min(left, top, right, bottom) >= 0 and left + right < 160 and top + bottom < 90
@@ -120,14 +120,14 @@ def test_an_impossible_aperture_counts_as_none(clip: ClipFolder, values: tuple[i
 @given(
     data=st.binary(max_size=200), head=st.sampled_from([b"\x1a\x45\xdf\xa3", bytes(4) + b"moov", bytes(4) + b"ftyp"])
 )
-def test_any_bytes_have_an_answer(data: bytes, head: bytes) -> None:
-    """SAFE-1: the parser ends and raises nothing."""
+def test_any_bytes_give_a_result(data: bytes, head: bytes) -> None:
+    """SAFE-1: the parser terminates and raises no error."""
     file = head + data
     container_margins(lambda offset, size: file[offset : offset + size], len(file))
 
 
-def test_pictures_in_heif_have_properties() -> None:
-    """ISO/IEC 23008-12: item 2 has the aperture, items 1 and 3 have only a size."""
+def test_heif_pictures_are_cropped_by_their_properties() -> None:
+    """ISO/IEC 23008-12: item 2 has the aperture; items 1 and 3 have only a size."""
     size = box(b"ispe", struct.pack(">III", 0, 64, 64))
     owned = box(b"ipco", size + clap(*map(Fraction, (64, 48, 0, -8))))
     links = struct.pack(">IIHBB", 0, 3, 1, 1, 1) + struct.pack(">HBBB", 2, 2, 1, 0x82) + struct.pack(">HBB", 3, 1, 1)
@@ -138,7 +138,7 @@ def test_pictures_in_heif_have_properties() -> None:
 
 
 def reads_of(file: bytes) -> list[tuple[int, int]]:
-    """What the parser reads of a file: (offset, size)."""
+    """Return the (offset, size) of each read by the parser."""
     reads: list[tuple[int, int]] = []
 
     def read_at(offset: int, size: int) -> bytes:
@@ -149,8 +149,8 @@ def reads_of(file: bytes) -> list[tuple[int, int]]:
     return reads
 
 
-def test_a_hostile_file_costs_few_reads_and_little_memory() -> None:
-    """SAFE-1: boxes in boxes, and a list of properties that is as large as the file."""
+def test_a_hostile_file_needs_few_reads_and_little_memory() -> None:
+    """SAFE-1: 300,000 boxes in a box, and a property list as large as the file."""
     track = box(b"trak", b"")
     tracks = box(b"moov", track * 300_000)
     assert len(reads_of(box(b"ftyp", b"isom") + tracks)) < 70_000
@@ -159,7 +159,7 @@ def test_a_hostile_file_costs_few_reads_and_little_memory() -> None:
     assert max(size for _, size in reads_of(box(b"ftyp", b"heic") + meta)) <= 1 << 20
 
 
-def test_nothing_is_read_behind_the_description_of_the_tracks() -> None:
+def test_nothing_is_read_beyond_the_description_of_the_tracks() -> None:
     """FETCH: the fragments of a long file may be far away."""
     head = box(b"ftyp", b"isom") + box(b"moov", box(b"trak", b""))
     assert max(offset for offset, _ in reads_of(head + box(b"moof", b"") * 1000)) < len(head)

@@ -1,4 +1,4 @@
-"""Windows that are cut from a video without encoding: what our decoder and the ffmpeg program show of the new file."""
+"""Tests of windows cut from a video without encoding, decoded by our decoder and by the ffmpeg program."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def rgb(source: Path | bytes) -> NDArray[np.uint8]:
 
 
 def seconds_of(info: VideoInfo) -> list[Fraction]:
-    """Time of each frame after the first."""
+    """Return the time of each frame relative to the first one."""
     return [(time - info.timestamps[0]) * info.time_base for time in info.timestamps]
 
 
 def check_windows(path: Path, folder: Path, num_windows: int, *, verify: bool) -> None:
-    """Random windows show their frames at their times: decoded from the file, from its packets, and by ffmpeg."""
+    """Check that random windows show their frames at their times: from the file, from its packets, and in ffmpeg."""
     draw, info, frames = random.Random(path.name), probe(path), rgb(path)
     by_ffmpeg = decode_with_ffmpeg(path, f"scale={SIZE[1]}:{SIZE[0]}", *SIZE)
     decoder, picture = StoredDecoder(), PictureFormat(*SIZE, accuracy="exact")
@@ -87,7 +87,7 @@ def check_windows(path: Path, folder: Path, num_windows: int, *, verify: bool) -
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_window_shows_exactly_its_frames(clip: ClipFolder, tmp_path: Path, name: str) -> None:
-    """SAMPLE-2: bit-identical pictures at the source's times; ffmpeg follows the edit list too."""
+    """SAMPLE-2: the pictures are bit-identical and have the source's times; ffmpeg follows the edit list too."""
     check_windows(clip(name), tmp_path, 3, verify=name == "h264.ts")
 
 
@@ -98,14 +98,14 @@ def test_windows_of_every_kind_of_video(clip: ClipFolder, tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * ("vp8" in one)) for one in REFUSED])
-def test_what_mp4_cannot_hold_is_refused_with_a_remedy(clip: ClipFolder, name: str) -> None:
+def test_a_video_that_mp4_cannot_hold_is_refused_with_a_remedy(clip: ClipFolder, name: str) -> None:
     with pytest.raises(ProbeError, match=f"{REFUSED[name]}; use --clips native") as caught:
         cut(clip(name), 5, 9)
     assert caught.value.kind == "cut"
 
 
 def test_the_file_starts_at_a_key_frame_and_ends_with_the_last_packet_needed(tmp_path: Path) -> None:
-    """The rest of a film costs nothing; the same window gives the same bytes, without dates and versions."""
+    """A cut contains only the packets that it needs; equal windows give equal bytes, without dates and versions."""
     film = encode(frames_of("bikes", 160, 96, 120), options={"g": "12", "bf": "2", "sc_threshold": "0"})
     sizes = [len(cut(film, start, 6).data) for start in (12, 18, 23)]
     assert sizes[0] < sizes[1] < sizes[2] < len(film) / 3
@@ -119,7 +119,7 @@ def test_the_file_starts_at_a_key_frame_and_ends_with_the_last_packet_needed(tmp
 
 
 def test_the_last_frame_lasts_as_long_as_in_its_source(clip: ClipFolder) -> None:
-    """With a variable rate, the time until the next frame of the source, which the file does not show."""
+    """With a variable rate, the last frame lasts until the source's next frame, which is not in the file."""
     path = clip("variable_rate.mp4")
     info = probe(path)
     times = [*seconds_of(info), Fraction(info.duration_seconds).limit_denominator(12800)]
@@ -127,15 +127,15 @@ def test_the_last_frame_lasts_as_long_as_in_its_source(clip: ClipFolder) -> None
         assert cut(path, start, stop - start).duration_seconds == float(times[stop] - times[start])
 
 
-def test_decoders_learn_the_version_of_x264_that_only_the_first_packet_names(tmp_path: Path) -> None:
-    """Lossless 4:4:4 of old versions deviates from the standard, and decodes to garbage unless it is known."""
+def test_decoders_get_the_x264_version_from_the_first_packet(tmp_path: Path) -> None:
+    """Lossless 4:4:4 of old x264 versions deviates from the standard and decodes to garbage without the version."""
     path = Path(__file__).parents[1] / "data" / "x264_core148_444.mp4"
     check_windows(path, tmp_path, 4, verify=True)
     late = index_clip(cut(path, 18, 4).data)
     assert late is not None and late.info.x264_core == 148 and len(late.times) < 9
 
 
-def test_damage_is_found_if_the_frames_are_verified() -> None:
+def test_damage_is_detected_if_the_frames_are_verified() -> None:
     film = bytearray(encode(frames_of("bikes", 160, 96, 60), options={"g": "12", "bf": "2", "sc_threshold": "0"}))
     index = index_clip(bytes(film))
     assert index is not None
@@ -148,7 +148,7 @@ def test_damage_is_found_if_the_frames_are_verified() -> None:
 
 
 def with_edits(data: bytes, edits: list[tuple[int, int]]) -> bytes:
-    """An MP4 whose boxes follow its packets, with another edit list: (milliseconds, ticks of the media) per edit."""
+    """Replace the edit list of an MP4 file whose boxes follow its packets; an edit is (milliseconds, media ticks)."""
     file = bytearray(data)
     path = (b"moov", b"trak", b"edts", b"elst")
     boxes = [
@@ -164,7 +164,7 @@ def with_edits(data: bytes, edits: list[tuple[int, int]]) -> bytes:
     return bytes(file)
 
 
-def test_a_window_across_two_edits_is_refused_and_never_shows_what_they_hide() -> None:
+def test_a_window_across_two_edits_is_refused_and_never_shows_hidden_frames() -> None:
     """SAMPLE-2: the frames between two edits would have to stay hidden in the middle of the window."""
     film = encode(frames_of("bikes", 160, 96, 60), options={"g": "12", "bf": "2", "sc_threshold": "0"})
     edited = with_edits(film, [(417, 1024), (417, 1024 + 30 * 512)])
@@ -186,8 +186,8 @@ def test_windows_beyond_the_end_are_refused(clip: ClipFolder) -> None:
 
 
 def flv_tags(data: bytes, after_ms: int) -> Iterator[bytes]:
-    """The tags of an FLV file, later by this time."""
-    at = 9 + 4  # the file header, and the size of no tag
+    """Yield the tags of an FLV file, delayed by `after_ms`."""
+    at = 9 + 4  # the file header, and the size of the previous tag
     while at < len(data):
         size = 11 + int.from_bytes(data[at + 1 : at + 4], "big") + 4
         tag = data[at : at + size]
@@ -197,7 +197,7 @@ def flv_tags(data: bytes, after_ms: int) -> Iterator[bytes]:
 
 
 def test_a_file_whose_codec_headers_change_is_refused() -> None:
-    """Two recordings of one size in one FLV file, as a broadcast that was interrupted: an MP4 track has one header."""
+    """An interrupted broadcast may give an FLV file with two headers, but an MP4 track has only one."""
     frames, video = frames_of("bikes", 96, 64, 24), 9
     first = encode(frames[:12], container="flv")
     second = encode(frames[12:], container="flv", options={"bf": "0", "profile": "baseline"})

@@ -1,4 +1,4 @@
-"""decode_into against a full decode by the ffmpeg program, frame for frame."""
+"""Tests of decode_into against a full decode by the ffmpeg program, frame by frame."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEIGHT, WIDTH = 72, 96
 
 @pytest.mark.parametrize("name", VIDEO_NAMES)
 def test_windows_are_the_frames_of_a_full_decode(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2: whatever the codec, container, GOP, rate or turn, frame i is frame i of the whole, and no other."""
+    """SAMPLE-2: for any codec, container, GOP, rate or rotation, frame i is frame i of the full decode."""
     path = clip(name)
     info = probe(path)
     reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter, HEIGHT, WIDTH)
@@ -53,7 +53,7 @@ def test_windows_are_the_frames_of_a_full_decode(clip: ClipFolder, name: str) ->
 
 @pytest.mark.parametrize("name", IMAGE_NAMES)
 def test_an_image_is_a_video_of_one_frame(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2 for still images, of every pixel format."""
+    """SAMPLE-2: for still images of every pixel format."""
     path = clip(name)
     info = probe(path)
     reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter, HEIGHT, WIDTH)
@@ -64,8 +64,8 @@ def test_an_image_is_a_video_of_one_frame(clip: ClipFolder, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in VIDEO_NAMES if name.startswith(("turn_", "mirror"))])
-def test_turned_and_mirrored_clips_stand_as_ffmpeg_shows_them(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2: orientation, judged by ffmpeg's own autorotation rather than by our filter."""
+def test_turned_and_mirrored_clips_are_oriented_as_in_ffmpeg(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: the orientation equals that of ffmpeg's autorotation, which is independent of our filter."""
     path = clip(name)
     info = probe(path)
     height, width = info.height // 2 * 2, info.width // 2 * 2
@@ -85,12 +85,10 @@ def test_turned_and_mirrored_clips_stand_as_ffmpeg_shows_them(clip: ClipFolder, 
 @pytest.mark.parametrize("tagged", [True, False])
 @pytest.mark.parametrize(("matrix", "tag"), [("bt709", "bt709"), ("bt601", "smpte170m"), ("bt2020", "bt2020nc")])
 @pytest.mark.parametrize("color_range", ["tv", "pc"])
-def test_a_colour_comes_back_as_it_went_in(
-    tmp_path: Path, matrix: str, tag: str, color_range: str, tagged: bool
-) -> None:
-    """SAMPLE-2: matrix and range are honoured; without a tag a large frame is BT.709 and a small one BT.601."""
+def test_colors_are_preserved(tmp_path: Path, matrix: str, tag: str, color_range: str, tagged: bool) -> None:
+    """SAMPLE-2: matrix and range are respected; untagged large frames are BT.709 and small ones BT.601."""
     if not tagged and (matrix == "bt2020" or color_range == "pc"):
-        return  # nothing could tell
+        return  # these properties are known only from tags
     size = "1280x720" if matrix == "bt709" and not tagged else "64x64"
     colors = [(200, 50, 20), (20, 180, 60), (40, 60, 220), (250, 250, 250), (5, 5, 5)]
     tags = f"colorspace={tag}:range={color_range}" if tagged else "colorspace=unknown:range=unknown"
@@ -108,7 +106,7 @@ def test_a_colour_comes_back_as_it_went_in(
         assert np.abs(out[0, 16, 16].astype(int) - (red, green, blue)).max() <= 4
 
 
-def test_every_kind_of_source_gives_the_same(clip: ClipFolder) -> None:
+def test_every_kind_of_source_gives_the_same_frames(clip: ClipFolder) -> None:
     path = clip("h264_open_gop.mp4")
     data = path.read_bytes()
     padded = b"front" + data + b"back"
@@ -124,8 +122,8 @@ def test_every_kind_of_source_gives_the_same(clip: ClipFolder) -> None:
         assert not file.closed
 
 
-def test_a_video_that_a_seek_gets_wrong_is_read_from_the_start(clip: ClipFolder) -> None:
-    """Seeking in MPEG-TS lands anywhere; the frames are right all the same (compare with the clip's Matroska copy)."""
+def test_a_video_with_unreliable_seeks_is_decoded_correctly(clip: ClipFolder) -> None:
+    """Seeks in MPEG-TS are imprecise, but the frames are right (compared with a Matroska copy of the clip)."""
     out, expected = np.zeros((2, 5, HEIGHT, WIDTH, 3), np.uint8)
     path = clip("h264.ts")
     copy = path.with_name("remuxed.mkv")
@@ -136,7 +134,7 @@ def test_a_video_that_a_seek_gets_wrong_is_read_from_the_start(clip: ClipFolder)
         assert np.array_equal(out, expected)
 
 
-def test_wrong_number_of_frames_is_an_error(clip: ClipFolder) -> None:
+def test_a_wrong_number_of_frames_is_an_error(clip: ClipFolder) -> None:
     out = np.zeros((4, HEIGHT, WIDTH, 3), np.uint8)
     with pytest.raises(DecodeError, match="has 40 frames, but 41 were expected"):
         decode_into(clip("h264_open_gop.mp4"), 0, out, num_frames=41)
@@ -153,26 +151,26 @@ def test_wrong_number_of_frames_is_an_error(clip: ClipFolder) -> None:
         (np.zeros((4, 8, 16, 3), np.uint8)[:, :, ::2], "C-contiguous"),
     ],
 )
-def test_memory_that_cannot_take_frames_is_refused(out: np.ndarray, message: str) -> None:
+def test_arrays_that_cannot_hold_frames_are_refused(out: np.ndarray, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         decode_into(b"unread", 0, out)
 
 
-def test_negative_start_is_refused() -> None:
+def test_a_negative_start_is_refused() -> None:
     with pytest.raises(ConfigError, match="start is -1"):
         decode_into(b"unread", -1, np.zeros((1, 8, 8, 3), np.uint8))
 
 
 @pytest.mark.parametrize("name", ["h264_open_gop.mp4", "h264_one_gop.mp4", "mpeg4.mp4", "mpeg2.mpg", "av1.mp4"])
-def test_damage_is_an_error_or_touches_nothing_but_never_shifts(clip: ClipFolder, name: str) -> None:
-    """SAFE-1, SAMPLE-2: packets blotted out in the middle; windows either fail or hold their own frames."""
+def test_damage_is_an_error_or_harmless_but_never_shifts_frames(clip: ClipFolder, name: str) -> None:
+    """SAFE-1, SAMPLE-2: with packets overwritten in the middle, a window either fails or contains its own frames."""
     path = clip(name)
     info = probe(path)
     whole = np.zeros((info.num_frames, HEIGHT, WIDTH, 3), np.uint8)
     data = path.read_bytes()
     decode_into(data, 0, whole)
     failures = 0
-    for tenths in (5, 6, 7, 8):  # FFmpeg does not notice everything: a slice of zeros may decode to a wrong picture
+    for tenths in (5, 6, 7, 8):  # FFmpeg does not detect all damage: a slice of zeros may decode to a wrong picture
         middle = len(data) * tenths // 10
         broken = data[:middle] + bytes(600) + data[middle + 600 :]
         for start in range(0, info.num_frames - 4, 3):
@@ -185,11 +183,11 @@ def test_damage_is_an_error_or_touches_nothing_but_never_shifts(clip: ClipFolder
             for slot, frame in enumerate(out):
                 errors = mean_square_errors(whole, frame)
                 assert errors[start + slot] == errors.min(), f"frame {start + slot} looks like {errors.argmin()}"
-    assert failures, "the damage was not noticed at all"
+    assert failures, "the damage was not detected at all"
 
 
-def test_a_frame_whose_packet_was_emptied_is_named(clip: ClipFolder, tmp_path: Path) -> None:
-    """A whole GOP of rubbish: the message says that frames are missing, and nothing is handed on in their place."""
+def test_an_overwritten_gop_is_an_error(clip: ClipFolder, tmp_path: Path) -> None:
+    """With a whole GOP overwritten, the error reports missing frames, and no other frames are returned instead."""
     import av
 
     data = bytearray(clip("h264_open_gop.mkv").read_bytes())
@@ -203,7 +201,7 @@ def test_a_frame_whose_packet_was_emptied_is_named(clip: ClipFolder, tmp_path: P
     decode_into(data, 2, np.zeros((8, HEIGHT, WIDTH, 3), np.uint8), num_frames=40)
 
 
-def test_a_video_that_changes_its_size_is_an_error(tmp_path: Path) -> None:
+def test_a_video_that_changes_its_size_is_refused(tmp_path: Path) -> None:
     for name, scale in (("small.ts", "160:90"), ("large.ts", "320:180")):
         video_filter = f"scale={scale},setsar=1"
         run_ffmpeg(
@@ -216,14 +214,14 @@ def test_a_video_that_changes_its_size_is_an_error(tmp_path: Path) -> None:
         decode_into(tmp_path / "both.ts", 15, np.zeros((10, HEIGHT, WIDTH, 3), np.uint8))
 
 
-def test_limits_hold_for_decoding_too(clip: ClipFolder) -> None:
+def test_limits_apply_to_decoding_too(clip: ClipFolder) -> None:
     """SAFE-1."""
     with pytest.raises(DecodeError):
         decode_into(clip("h264_open_gop.mp4"), 0, np.zeros((1, 8, 8, 3), np.uint8), limits=Limits(max_pixels=100))
 
 
-def test_thousands_of_calls_keep_no_memory(clip: ClipFolder) -> None:
-    """Containers, decoders and graphs are gone after each call, failed ones included."""
+def test_thousands_of_calls_leak_no_memory(clip: ClipFolder) -> None:
+    """Containers, decoders and graphs are freed after each call, also after a failed one."""
     if not sys.platform.startswith("linux"):
         pytest.skip("needs /proc/self/statm to see resident memory")
     data = clip("h264_open_gop.mp4").read_bytes()
@@ -251,7 +249,7 @@ def test_importing_the_room_loads_neither_pyav_nor_torch() -> None:
 
 
 def gradient_in(name: str, color_range: int, luma: NDArray[Any], colors: NDArray[Any]) -> bytes:
-    """A lossless video: the same luma, with one color per frame."""
+    """Make a lossless video with the same luma and one color per frame."""
     file, (height, width), dtype = io.BytesIO(), luma.shape, np.dtype("uint16" if "le" in name else "uint8")
     with av.open(file, "w", format="matroska") as container:
         stream = container.add_stream("ffv1", rate=25)
@@ -273,7 +271,7 @@ def gradient_in(name: str, color_range: int, luma: NDArray[Any], colors: NDArray
 @pytest.mark.parametrize("bits", [8, 10, 12])
 @pytest.mark.parametrize("shape", ["420", "444"])
 def test_the_exact_conversion_has_no_bias(shape: str, bits: int, color_range: int) -> None:
-    """SAMPLE-2: against BT.709 in floating point (ITU-T H.273, 8.3), for a gradient of luma in 16 colors."""
+    """SAMPLE-2: compared with BT.709 in floating point (ITU-T H.273, 8.3), for a luma gradient in 16 colors."""
     height, width, most = 64, 96, 1 << bits
     step = most // 256
     low, span, chroma_span = (0, most - 1, most - 1) if color_range == 2 else (16 * step, 219 * step, 224 * step)

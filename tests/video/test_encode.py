@@ -1,4 +1,4 @@
-"""encode_clip: a native clip is the source's own frames, at their times, in their colours, and proved to be."""
+"""Tests of encode_clip: a native clip has the source's frames, times and colors, which are verified."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rgb(source: Any, count: int, start: int = 0) -> np.ndarray[Any, np.dtype[np.
 
 
 def plain_frames(data: bytes) -> list[av.VideoFrame]:
-    """What a reader that knows nothing of us gets."""
+    """Decode all frames with plain PyAV, as any other reader would."""
     with av.open(io.BytesIO(data)) as container:
         return list(container.decode(video=0))
 
@@ -55,8 +55,8 @@ def seconds(path_or_bytes: Any) -> list[Fraction]:
 
 
 @pytest.mark.parametrize("name", VIDEO_NAMES)
-def test_frame_i_is_frame_i_of_the_source_at_its_time(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2 for native clips: turns, odd sizes, pixel shapes, 10 bit, alpha, interlaced and uneven rates too."""
+def test_frame_i_is_frame_i_of_the_source_at_the_same_time(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: covers rotations, odd sizes, pixel shapes, 10 bit, alpha, interlaced video and variable rates."""
     path = clip(name)
     info, made = probe(path), native(path)
     found = probe(made.data)
@@ -82,7 +82,7 @@ def test_frame_i_is_frame_i_of_the_source_at_its_time(clip: ClipFolder, name: st
 @pytest.mark.parametrize("codec", PROFILES)
 @pytest.mark.parametrize("name", ["variable_rate.mkv", "h264_10bit.mp4", "turn_90_mirror.mp4", "rgb.mkv"])
 def test_every_profile_keeps_frames_times_and_key_frames(clip: ClipFolder, codec: str, name: str) -> None:
-    """SAMPLE-2: the named profiles differ in bytes and quality, in nothing else."""
+    """SAMPLE-2: the profiles differ only in bytes and quality."""
     path = clip(name)
     made = native(path, Encoding(codec))
     found = probe(made.data)
@@ -99,8 +99,8 @@ def made_gop(codec: str) -> int:
     return 16 if codec in ("h264", "av1") else 1
 
 
-def test_psnr_is_what_anyone_can_measure(clip: ClipFolder) -> None:
-    """The figure of the manifest: luma against the pictures that the lossless profile holds, by plain PyAV."""
+def test_psnr_can_be_reproduced(clip: ClipFolder) -> None:
+    """The manifest's PSNR equals a measurement with plain PyAV: luma, against the pictures of the lossless profile."""
     path = clip("h264_open_gop.mp4")
     for codec in ("h264", "av1"):
         made = native(path, Encoding(codec))
@@ -114,7 +114,7 @@ def test_psnr_is_what_anyone_can_measure(clip: ClipFolder) -> None:
         assert made.psnr_y == pytest.approx(psnr(float(error)), abs=1e-6)
 
 
-def test_crf_and_gop_do_what_they_say(clip: ClipFolder) -> None:
+def test_crf_and_gop_take_effect(clip: ClipFolder) -> None:
     path = clip("h264_open_gop.mp4")
     for codec, low, high in (("h264", 14, 30), ("av1", 15, 45), ("mjpeg", 2, 12)):
         good, small = native(path, Encoding(codec, crf=low)), native(path, Encoding(codec, crf=high))
@@ -124,8 +124,8 @@ def test_crf_and_gop_do_what_they_say(clip: ClipFolder) -> None:
 
 
 @pytest.mark.parametrize("codec", ["h264", "av1"])
-def test_no_gop_leans_on_another(clip: ClipFolder, codec: str) -> None:
-    """Closed GOPs: each, given to a fresh decoder alone, gives the pictures of the whole."""
+def test_gops_are_independent(clip: ClipFolder, codec: str) -> None:
+    """GOPs are closed: each one, decoded alone by a new decoder, gives the same pictures as the whole clip."""
     data = native(clip("h264_one_gop.mp4"), Encoding(codec, gop=8)).data
     whole = [frame.to_ndarray() for frame in plain_frames(data)]
     with av.open(io.BytesIO(data)) as container:
@@ -140,8 +140,8 @@ def test_no_gop_leans_on_another(clip: ClipFolder, codec: str) -> None:
             assert all(np.array_equal(frame.to_ndarray(), whole[first + i]) for i, frame in enumerate(frames))
 
 
-def test_h264_is_made_for_decoding(clip: ClipFolder) -> None:
-    """CAVLC, no B-frames, no message units; one header for all clips of a size and colour, whatever their timing."""
+def test_h264_is_optimized_for_decoding(clip: ClipFolder) -> None:
+    """CAVLC, no B-frames, no SEI units; the header depends only on size and color, not on timing."""
     headers = set()
     for name in ("h264_one_gop.mp4", "variable_rate.mp4", "mpeg4.avi"):
         with av.open(io.BytesIO(native(clip(name)).data)) as container:
@@ -161,7 +161,7 @@ def test_h264_is_made_for_decoding(clip: ClipFolder) -> None:
 
 @pytest.mark.parametrize("codec", PROFILES)
 def test_bytes_are_the_same_in_every_process(clip: ClipFolder, codec: str) -> None:
-    """SHARD-1: no clock, no version of a muxer, no number of cores in a clip."""
+    """SHARD-1: the bytes do not depend on the clock, the muxer's version or the number of cores."""
     path = clip("variable_rate.mp4")
     code = (
         "import hashlib, sys; from streamvid.video.encode.clip import encode_clip; from streamvid.video.encode.profiles import Encoding;"
@@ -186,10 +186,10 @@ def test_bytes_are_the_same_in_every_process(clip: ClipFolder, codec: str) -> No
         ("fcc", (4, 4, 4)),
     ],
 )
-def test_colours_and_their_tags_come_through(
+def test_colors_and_their_tags_are_preserved(
     tmp_path: Path, tag: str, numbers: tuple[int, int, int], color_range: str
 ) -> None:
-    """SAMPLE-2: matrix and range of the source, in the container and in the bitstream, and the colours themselves."""
+    """SAMPLE-2: the container and the bitstream have the source's matrix and range, and the colors are right."""
     path = tmp_path / "color.mp4"
     matrix = {"bt2020nc": "bt2020", "smpte170m": "bt601", "bt470bg": "bt601"}.get(tag, tag)
     run_ffmpeg(
@@ -216,8 +216,8 @@ def test_colours_and_their_tags_come_through(
                 assert (bare.colorspace, bare.color_primaries, bare.color_trc, bare.color_range) == tags
 
 
-def test_a_guess_is_written_down(clip: ClipFolder) -> None:
-    """An untagged clip is guessed once, by the source's size; the small clip would be guessed otherwise."""
+def test_guessed_colors_are_stored_as_tags(clip: ClipFolder) -> None:
+    """An untagged clip is guessed once, from the source's size; for the small clip, the guess would be different."""
     big = real_clip("bigbuckbunny")
     assert probe(big).is_color_guessed
     found = probe(native(big, num_frames=2).data)
@@ -226,8 +226,8 @@ def test_a_guess_is_written_down(clip: ClipFolder) -> None:
 
 
 @pytest.mark.parametrize("codec", ["h264", "av1", "mjpeg", "ffv1"])
-def test_primaries_that_no_encoder_can_name_reject_nothing(clip: ClipFolder, tmp_path: Path, codec: Any) -> None:
-    """Number 22 of ITU-T H.273, which probing accepts; the matrix' own are written down."""
+def test_primaries_without_a_name_are_replaced(clip: ClipFolder, tmp_path: Path, codec: Any) -> None:
+    """Probing accepts number 22 of ITU-T H.273; the clip gets the primaries of the matrix instead."""
     path = tmp_path / "ebu.mp4"
     named = "h264_metadata=colour_primaries=22:transfer_characteristics=6:matrix_coefficients=6"
     run_ffmpeg("-i", clip("h264_one_gop.mp4"), "-c", "copy", "-bsf:v", named, path)
@@ -243,8 +243,8 @@ TURNS = {0: "", 90: ",transpose=clock", 180: ",hflip,vflip", 270: ",transpose=cc
 @pytest.mark.parametrize(
     "name", [name for name in VIDEO_NAMES if name.startswith(("turn_", "mirror")) and "wide" not in name]
 )
-def test_colour_samples_turn_with_the_picture(clip: ClipFolder, tmp_path: Path, name: str) -> None:
-    """SAMPLE-2: chroma of a turned clip lies where a clip that ffmpeg turned at 4:4:4 has it: any other place is 58 dB."""
+def test_chroma_is_rotated_with_the_picture(clip: ClipFolder, tmp_path: Path, name: str) -> None:
+    """SAMPLE-2: chroma equals that of a clip rotated by ffmpeg at 4:4:4; any other chroma position gives 58 dB."""
     path, upright = clip(name), tmp_path / "upright.avi"
     info = probe(path)
     turn = (",hflip" if info.flip else "") + TURNS[info.rotation]
@@ -258,8 +258,8 @@ def test_colour_samples_turn_with_the_picture(clip: ClipFolder, tmp_path: Path, 
 
 
 @given(data=st.data())
-def test_a_rate_takes_the_frame_nearest_in_time(data: st.DataObject) -> None:
-    """`fps`: for each time of the new rate the nearest of the source's frames, whatever the source's timing."""
+def test_a_new_rate_takes_the_frames_nearest_in_time(data: st.DataObject) -> None:
+    """With `fps`, each time of the new rate gets the nearest source frame, whatever the source's timing."""
     steps = data.draw(st.lists(st.integers(1, 400), min_size=1, max_size=40))
     first = data.draw(st.integers(-1000, 1000))
     times = tuple(first + sum(steps[:i]) for i in range(len(steps)))
@@ -276,7 +276,7 @@ def test_a_rate_takes_the_frame_nearest_in_time(data: st.DataObject) -> None:
 
 
 def test_a_rate_and_a_window_are_cut_exactly(clip: ClipFolder) -> None:
-    """Frames `start` to `start + num_frames`, their times from 0; with fps, evenly."""
+    """The clip has frames `start` to `start + num_frames` with times from 0; with fps, the times are evenly spaced."""
     path = clip("variable_rate.mp4")
     all_seconds, whole = seconds(path), rgb(path, 40)
     made = native(path, start=17, num_frames=9)
@@ -294,12 +294,12 @@ def test_a_rate_and_a_window_are_cut_exactly(clip: ClipFolder) -> None:
 
 @pytest.mark.parametrize("name", IMAGE_NAMES)
 def test_an_image_stays_an_image(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2 for still images: JPEG of BT.601 and full range with all its colour samples, PNG without loss."""
+    """SAMPLE-2: still images become full-range BT.601 JPEG without chroma subsampling, or lossless PNG."""
     path = clip(name)
     direct = rgb(path, 1)[0].astype(int)
     jpeg, png = native(path), native(path, LOSSLESS)
     assert (jpeg.extension, jpeg.codec, png.extension, png.codec) == ("jpg", "mjpeg", "png", "png")
-    # The palette's picture is dithered: noise, of which JPEG keeps little.
+    # The palette picture is dithered, and JPEG preserves little of this noise.
     for made, least in ((jpeg, 33 if "palette" in name else 43), (png, 45)):
         info = probe(made.data)
         assert (info.is_image, info.width, info.height, made.num_frames) == (True, WIDTH, HEIGHT, 1)
@@ -309,8 +309,8 @@ def test_an_image_stays_an_image(clip: ClipFolder, name: str) -> None:
         native(path, start=1, num_frames=1)
 
 
-def test_damage_in_the_source_is_an_error_and_never_a_gap(clip: ClipFolder, tmp_path: Path) -> None:
-    """BAD-1: what does not decode is told, whatever the codec had to say about it."""
+def test_damage_in_the_source_is_an_error(clip: ClipFolder, tmp_path: Path) -> None:
+    """BAD-1: frames that do not decode are reported, whatever the codec's decoder reports."""
     path = clip("h264_one_gop.mp4")
     info, data = probe(path), bytearray(path.read_bytes())
     with av.open(str(path)) as container:
@@ -347,19 +347,19 @@ def test_hdr_is_refused(tmp_path: Path) -> None:
         ({"crf": float("nan")}, "crf is nan"),
     ],
 )
-def test_an_encoding_that_cannot_be_says_why(fields: dict[str, Any], message: str) -> None:
+def test_invalid_encodings_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Encoding(**fields)
 
 
-def test_an_encoding_knows_its_numbers() -> None:
+def test_an_encoding_has_the_documented_values() -> None:
     assert asdict(Encoding()) == {"codec": "h264", "crf": 18, "gop": 16}
     assert asdict(Encoding("ffv1")) == {"codec": "ffv1", "crf": None, "gop": 1}
     for encoding in (Encoding(crf=19.5, gop=8), Encoding("av1"), Encoding("mjpeg", 5), LOSSLESS):
         assert Encoding(**asdict(encoding)) == encoding
 
 
-def test_arguments_that_cannot_be_say_why(clip: ClipFolder) -> None:
+def test_invalid_arguments_are_refused(clip: ClipFolder) -> None:
     path = clip("h264_one_gop.mp4")
     for options, error, message in (
         ({"start": -1}, ConfigError, "start is -1"),
@@ -376,7 +376,7 @@ def test_arguments_that_cannot_be_say_why(clip: ClipFolder) -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_clip(tmp_path: Path) -> None:
-    """SAFE-1: a clip of 3,000 frames takes what one of 100 takes; their pictures alone would be 190 MB more."""
+    """SAFE-1: 3,000 frames need as much memory as 100; their pictures alone would be 190 MB more."""
     path = tmp_path / "long.mp4"
     run_ffmpeg("-stream_loop", -1, "-i", real_clip("bikes"), "-frames:v", 3000, "-an", "-vf", "scale=320:180", path)
     code = (

@@ -1,4 +1,4 @@
-"""Key-frame flags that are false: every window is what a decode from the start shows, whatever the container claims."""
+"""Tests of false key-frame flags: each window equals a decode from the start, whatever the container claims."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH, HEIGHT, COUNT, WINDOW = 176, 144, 40, 4
 
 
 def encoded(codec: str, container: str, **options: str) -> io.BytesIO:
-    """A clip with a key frame every ten frames."""
+    """Make a clip with a key frame every ten frames."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as out:
         stream = out.add_stream(codec, rate=25)
@@ -36,7 +36,7 @@ def encoded(codec: str, container: str, **options: str) -> io.BytesIO:
 
 
 def all_flagged(source: io.BytesIO, container: str) -> bytes:
-    """The same packets, each of them flagged as a key frame."""
+    """Return the same packets, all flagged as key frames."""
     file = io.BytesIO()
     with av.open(source) as old, av.open(file, "w", format=container) as new:
         stream = new.add_stream_from_template(old.streams.video[0], opaque=True)
@@ -49,7 +49,7 @@ def all_flagged(source: io.BytesIO, container: str) -> bytes:
 
 
 def stored_window(data: bytes, start: int) -> np.ndarray | None:
-    """The same window from the clip's packets, or None if they are not indexed."""
+    """Decode the same window from the clip's packets, or return None if the clip has no index."""
     index = index_clip(data)
     if index is None:
         return None
@@ -87,8 +87,8 @@ def check_windows(data: bytes) -> None:
         ("libsvtav1", "asf", {"preset": "12"}),
     ],
 )
-def test_a_false_key_frame_flag_smears_no_window(codec: str, container: str, options: dict[str, str]) -> None:
-    """SAMPLE-2: of real files, a 3GP flagged five P frames and an ASF all of its 108 packets."""
+def test_a_false_key_frame_flag_corrupts_no_window(codec: str, container: str, options: dict[str, str]) -> None:
+    """SAMPLE-2: in real files, a 3GP file flagged five P-frames, and an ASF file flagged all of its 108 packets."""
     check_windows(all_flagged(encoded(codec, container, **options), container))
 
 
@@ -104,8 +104,8 @@ def test_av1_without_a_table_of_key_frames() -> None:
         assert np.array_equal(window, whole[start : start + WINDOW])
 
 
-WMV9_MAIN = bytes.fromhex("4ef91a01")  # no range reduction, no B frames, no interpolation
-WMV9_B_FRAMES = bytes.fromhex("4ef91a13")  # one B frame, interpolation
+WMV9_MAIN = bytes.fromhex("4ef91a01")  # no range reduction, no B-frames, no interpolation
+WMV9_B_FRAMES = bytes.fromhex("4ef91a13")  # one B-frame, interpolation
 VC1_SIZE = b"\0\0\1\x0f" + bytes([0b11001010, *[0] * 9])  # progressive
 VC1_FIELDS = b"\0\0\1\x0f" + bytes([0b11001010, 0, 0, 0, 0, 0b01000000, *[0] * 4])
 
@@ -129,5 +129,5 @@ VC1_FIELDS = b"\0\0\1\x0f" + bytes([0b11001010, 0, 0, 0, 0, 0b01000000, *[0] * 4
     ],
 )
 def test_picture_headers(codec: str, header: bytes, packet: list[int], expected: bool) -> None:
-    """Of codecs that no encoder here writes, and of packets without a picture."""
+    """Covers codecs that no available encoder writes, and packets without a picture."""
     assert is_entry(codec, memoryview(bytes(packet)), header, is_first=False) is expected

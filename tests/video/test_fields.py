@@ -1,4 +1,4 @@
-"""A frame is one frame, however its fields are packed."""
+"""Tests of frames that are coded as two fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMAT = PictureFormat(HEIGHT, WIDTH, "yuv420p")
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Picture]:
-    """Groups of one reference picture and up to two pictures that are displayed before it."""
+    """Draw groups of one reference picture and up to two pictures that are displayed before it."""
     pictures = [Picture(0, is_reference=True, is_fields=draw(st.booleans()), is_idr=True)]
     for num_between in draw(st.lists(st.integers(0, 2), min_size=1, max_size=8)):
         last = len(pictures)
@@ -32,7 +32,7 @@ def streams(draw: st.DrawFn) -> list[Picture]:
 
 
 def luma(data: bytes, start: int, num_frames: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """The luma of each line of `num_frames` frames, each of which has one value."""
+    """Return the luma of each line of `num_frames` frames, after checking that it is constant along the line."""
     out = np.zeros((num_frames, _FORMAT.num_bytes), np.uint8)
     decode_pictures(data, start, out, _FORMAT)
     lines = out[:, : HEIGHT * WIDTH].reshape(num_frames * HEIGHT, WIDTH)
@@ -49,8 +49,8 @@ def expected(pictures: list[Picture], start: int, num_frames: int) -> list[list[
 
 
 @given(pictures=streams(), data=st.data())
-def test_fields_in_packets_of_their_own_are_one_frame(pictures: list[Picture], data: st.DataObject) -> None:
-    """SAMPLE-2: frames and pairs of fields are mixed, and any window holds every line of its frames."""
+def test_two_fields_in_separate_packets_are_one_frame(pictures: list[Picture], data: st.DataObject) -> None:
+    """SAMPLE-2: frames and field pairs are mixed, and any window contains every line of its frames."""
     stream = transport_stream(pictures)
     info = probe(stream, verify=True)
     assert info.num_frames == len(pictures)
@@ -61,8 +61,8 @@ def test_fields_in_packets_of_their_own_are_one_frame(pictures: list[Picture], d
 
 
 @given(pictures=streams(), data=st.data())
-def test_a_lost_field_shifts_no_frame(pictures: list[Picture], data: st.DataObject) -> None:
-    """SAMPLE-2: without one of its packets, a stream is rejected, or each frame is at its time."""
+def test_a_lost_field_never_shifts_frames(pictures: list[Picture], data: st.DataObject) -> None:
+    """SAMPLE-2: a stream that lacks one packet is rejected, or each of its frames is at the right time."""
     num_packets = sum(1 + picture.is_fields for picture in pictures)
     stream = transport_stream(pictures, left_out=data.draw(st.integers(1, num_packets - 1)))
     try:
@@ -77,7 +77,7 @@ def test_a_lost_field_shifts_no_frame(pictures: list[Picture], data: st.DataObje
 
 @pytest.mark.parametrize("size", [3, 40, 200])
 @given(data=st.data())
-def test_damaged_parameters_are_a_rejection_or_frames(size: int, data: st.DataObject) -> None:
+def test_damaged_parameters_give_frames_or_a_rejection(size: int, data: st.DataObject) -> None:
     """SAFE-1: any bytes in the headers."""
     stream = bytearray(transport_stream([Picture(0, True, True, True), Picture(1, True, True)]))
     at = stream.find(b"\0\0\1\x67") + data.draw(st.integers(0, 40))

@@ -1,4 +1,4 @@
-"""Audio of clips that are encoded or cut: the source's samples, at their place, as the ffmpeg program plays them."""
+"""Tests that encoded and cut clips have the source's audio at the right time, as the ffmpeg program plays it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def source(sound: Sound) -> bytes:
 
 
 def tracks(clip: bytes) -> list[tuple[str, int, str, int]]:
-    """Codec, sample rate, layout and number of samples of each audio track, without those that an edit list hides."""
+    """Return codec, sample rate, layout and number of samples per audio track, excluding edited-out samples."""
     with av.open(io.BytesIO(clip)) as container:
         return [
             (one.codec_context.name, one.sample_rate, one.codec_context.layout.name, int(one.duration * one.time_base * one.sample_rate))
@@ -57,14 +57,14 @@ def tracks(clip: bytes) -> list[tuple[str, int, str, int]]:
 
 
 @pytest.mark.parametrize("codec", get_args(AudioCodec))
-def test_a_native_clip_has_the_sound_of_its_window(
+def test_a_native_clip_has_the_audio_of_its_window(
     codec: AudioCodec, source: bytes, sound: Sound, tmp_path: Path
 ) -> None:
     made = encoded(source, codec)
     wanted = sound[:, WANTED] / 32768
     assert made.has_audio and tracks(made.data) == [(codec, RATE, "stereo", wanted.shape[1])]
     found = heard(made.data, tmp_path, RATE)
-    # The ffmpeg program decodes the last packet to its end, which has up to 60 ms.
+    # The ffmpeg program decodes the last packet, which may last 60 ms, to its end.
     assert shift_of(found, wanted) == 0 and abs(found.shape[1] - wanted.shape[1]) <= 2880
     if codec == "flac":
         assert np.array_equal(found[:, : wanted.shape[1]], wanted)
@@ -82,7 +82,7 @@ def test_a_cut_clip_has_every_sample_of_its_window(source: bytes, sound: Sound, 
 
 @pytest.mark.parametrize("container", ["mp4", "matroska"])
 def test_a_window_late_in_a_file_has_every_sample(container: str, tmp_path: Path) -> None:
-    """Decoding starts near the window where it can."""
+    """Decoding starts near the window if possible."""
     sound = chirps(8, RATE)
     made = cut(sounding(8 * FPS, sound, fps=FPS, container=container), 7 * FPS, FPS // 2)
     found, first = heard(made.data, tmp_path, RATE), 7 * RATE
@@ -90,8 +90,8 @@ def test_a_window_late_in_a_file_has_every_sample(container: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("start_seconds", [Fraction(13, 10), Fraction(-1, 5)])
-def test_sound_that_begins_late_or_early_keeps_its_place(start_seconds: Fraction, sound: Sound, tmp_path: Path) -> None:
-    """Moments without audio are silent; audio before the first frame of the source belongs to no clip."""
+def test_audio_that_begins_late_or_early_keeps_its_time(start_seconds: Fraction, sound: Sound, tmp_path: Path) -> None:
+    """Parts without audio are silent; audio before the source's first frame is in no clip."""
     source = sounding(NUM_FRAMES, sound, fps=FPS, start_seconds=start_seconds)
     wanted = np.zeros((2, NUM_FRAMES * RATE // FPS))
     offset = round(start_seconds * RATE)
@@ -101,7 +101,7 @@ def test_sound_that_begins_late_or_early_keeps_its_place(start_seconds: Fraction
         assert np.array_equal(heard(made.data, tmp_path, RATE), wanted[:, WANTED])
 
 
-def test_a_window_without_sound_has_no_track(sound: Sound) -> None:
+def test_a_window_without_audio_has_no_track(sound: Sound) -> None:
     source = sounding(NUM_FRAMES, sound[:, : RATE // 4], fps=FPS)
     for made in (encoded(source, "opus"), cut(source), encoded(source, None, start=0), cut(source, 0, has_audio=False)):
         assert not made.has_audio and tracks(made.data) == []
@@ -115,7 +115,7 @@ def test_a_window_without_sound_has_no_track(sound: Sound) -> None:
 def test_lossy_sources_are_cut_without_a_shift(
     codec: str, container: str, rate: int, layout: str, tmp_path: Path
 ) -> None:
-    """The ffmpeg program plays the source and the clips, so the priming of the codecs is the same in both."""
+    """The ffmpeg program plays both the source and the clips, so codec priming affects both equally."""
     channels = 1 if layout == "mono" else 2
     sound = chirps(NUM_FRAMES / FPS, rate, channels)
     source = sounding(NUM_FRAMES, sound, rate=rate, fps=FPS, codec=codec, container=container)
@@ -126,7 +126,7 @@ def test_lossy_sources_are_cut_without_a_shift(
         assert abs(shift_of(found, wanted)) <= 1 and found.shape[1] == wanted.shape[1]
 
 
-def test_surround_sound_is_kept_in_cuts_and_mixed_to_stereo_in_lossy_clips() -> None:
+def test_surround_audio_is_kept_in_cuts_and_mixed_to_stereo_in_lossy_clips() -> None:
     path = real_clip("bigbuckbunny")
     assert tracks(cut(path, 10, 50).data)[0][:2] == ("flac", 48_000)
     assert tracks(encoded(path, "opus", start=10, num_frames=50).data)[0][:3] == ("opus", 48_000, "stereo")
@@ -142,7 +142,7 @@ def test_prores_gets_a_quicktime_file_with_pcm(sound: Sound, tmp_path: Path) -> 
     assert np.array_equal(heard(made.data, tmp_path, RATE), sound[:, WANTED] / 32768)
 
 
-def test_pictures_do_not_depend_on_the_sound(source: bytes) -> None:
+def test_pictures_do_not_depend_on_the_audio(source: bytes) -> None:
     def pictures(clip: bytes) -> list[tuple[int, bytes]]:
         with av.open(io.BytesIO(clip)) as container:
             return [(frame.pts, frame.to_ndarray().tobytes()) for frame in container.decode(video=0)]
@@ -151,7 +151,7 @@ def test_pictures_do_not_depend_on_the_sound(source: bytes) -> None:
     assert pictures(cut(source).data) == pictures(cut(source, has_audio=False).data)
 
 
-def test_damaged_sound_is_an_error_and_not_silence(sound: Sound) -> None:
+def test_damaged_audio_is_an_error_and_not_silence(sound: Sound) -> None:
     source = bytearray(sounding(NUM_FRAMES, sound, fps=FPS, codec="aac", container="mp4"))
     with av.open(io.BytesIO(bytes(source))) as container:
         packets = [(one.pos, one.size) for one in container.demux(audio=0) if one.size]

@@ -1,7 +1,7 @@
-"""A decode gives everything back when it returns: nothing waits for the garbage collector, nothing is lost.
+"""Tests that decoding frees its memory on return, without the garbage collector and without leaks.
 
-A worker decodes millions of clips. What a call leaves behind is either lost for good, or it is a picture or a decoder
-that lies between those of later clips until the collector comes by, so that their memory cannot be given back.
+A worker decodes millions of clips. An object that a call leaves behind is either leaked or stays among the memory of
+later clips until the collector runs, so that their memory cannot be returned.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from streamvid.video.decode.file import decode_into
 from streamvid.video.probe import probe
 from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder
 
-LOST_BYTES = 64  # of one call, on average; the smallest thing that FFmpeg allocates for a read takes more
+LOST_BYTES = 64  # per call, on average; FFmpeg's smallest allocation for a read is larger
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 KINDS = ["h264_open_gop.mp4", "h264.ts", "mpeg4.avi", "vp9_odd.webm", "turn_90.mp4", "image.jpg", "image.png"]
 
 
 class MallocInfo(ctypes.Structure):
-    """The C library's `struct mallinfo2`."""
+    """Structure `mallinfo2` of the C library."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS.split())
 
@@ -34,7 +34,7 @@ class MallocInfo(ctypes.Structure):
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     gc.collect()
-    gc.collect()  # of what other tests left, the first may leave some
+    gc.collect()  # the first collection may leave objects of other tests
     gc.disable()
     try:
         yield
@@ -43,7 +43,7 @@ def no_collection() -> Iterator[None]:
 
 
 def damaged(data: bytes) -> bytes:
-    """The same video, 600 bytes of it blotted out in each of four places: FFmpeg does not notice every one."""
+    """Return the video with 600 bytes overwritten in each of four places; FFmpeg does not detect all of them."""
     changed = bytearray(data)
     for tenths in (5, 6, 7, 8):
         middle = len(data) * tenths // 10
@@ -52,14 +52,14 @@ def damaged(data: bytes) -> bytes:
 
 
 def with_exif(jpeg: bytes) -> bytes:
-    """The same photo with an EXIF block that says "turn it by 90 degrees"."""
+    """Return the photo with an EXIF block that requests a rotation by 90 degrees."""
     tag = bytes.fromhex("0112 0003 00000001 00060000")
     block = b"Exif\0\0MM\0*" + (8).to_bytes(4, "big") + (1).to_bytes(2, "big") + tag + bytes(4)
     return jpeg[:2] + b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block + jpeg[2:]
 
 
 def decode_some(data: bytes, start: int = 0) -> bool:
-    """Decode one frame; whether that went well."""
+    """Decode one frame and return whether that succeeded."""
     with contextlib.suppress(DecodeError):
         decode_into(data, start, np.zeros((1, 16, 16, 3), np.uint8))
         return True
@@ -67,8 +67,8 @@ def decode_some(data: bytes, start: int = 0) -> bool:
 
 
 @pytest.mark.parametrize("name", [*VIDEO_NAMES, *IMAGE_NAMES])
-def test_nothing_waits_for_the_garbage_collector(clip: ClipFolder, name: str) -> None:
-    """MEM: FFmpeg's pictures and decoders are freed by the time a call returns, however large they are."""
+def test_nothing_is_left_for_the_garbage_collector(clip: ClipFolder, name: str) -> None:
+    """MEM: FFmpeg's pictures and decoders, however large, are freed when a call returns."""
     data = clip(name).read_bytes()
     num_frames = probe(data).num_frames
     decode_some(data)
@@ -79,8 +79,8 @@ def test_nothing_waits_for_the_garbage_collector(clip: ClipFolder, name: str) ->
         assert gc.collect() == 0
 
 
-def test_a_turned_photo_leaves_nothing_for_the_garbage_collector(clip: ClipFolder) -> None:
-    """MEM: side data that PyAV has no name for (EXIF) is no way around it."""
+def test_a_rotated_photo_leaves_nothing_for_the_garbage_collector(clip: ClipFolder) -> None:
+    """MEM: side data without a name in PyAV (EXIF) is freed too."""
     data = with_exif(clip("image.jpg").read_bytes())
     assert probe(data).rotation == 90
     with no_collection():
@@ -91,7 +91,7 @@ def test_a_turned_photo_leaves_nothing_for_the_garbage_collector(clip: ClipFolde
 
 @pytest.mark.parametrize("name", ["h264_open_gop.mp4", "h264_one_gop.mp4", "mpeg2.mpg"])
 def test_a_damaged_clip_leaves_nothing_for_the_garbage_collector(clip: ClipFolder, name: str) -> None:
-    """MEM: nor does one that fails, or succeeds at the second attempt."""
+    """MEM: this also holds if decoding fails or succeeds at the second attempt."""
     data = damaged(clip(name).read_bytes())
     decode_some(data)
     with no_collection():
@@ -103,8 +103,8 @@ def test_a_damaged_clip_leaves_nothing_for_the_garbage_collector(clip: ClipFolde
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_hundreds_of_decodes_take_no_memory(clip: ClipFolder, name: str) -> None:
-    """MEM: what the C library has handed out and not had back is the same after hundreds of decodes more."""
+def test_hundreds_of_decodes_leak_no_memory(clip: ClipFolder, name: str) -> None:
+    """MEM: the memory allocated by the C library is the same after hundreds of further decodes."""
     data, draw = clip(name).read_bytes(), random.Random(name)
     num_frames = probe(data).num_frames
 
@@ -114,8 +114,8 @@ def test_hundreds_of_decodes_take_no_memory(clip: ClipFolder, name: str) -> None
     check_no_loss(decode, 300)
 
 
-def test_probes_and_failures_take_no_memory(clip: ClipFolder) -> None:
-    """MEM: the same for reading a file's facts, and for a clip that ends early."""
+def test_probes_and_failures_leak_no_memory(clip: ClipFolder) -> None:
+    """MEM: this also holds for probing and for a clip that ends early."""
     whole = clip("h264_open_gop.mp4").read_bytes()
     check_no_loss(lambda: probe(whole), 200)
     cut = clip("h264_open_gop.mkv").read_bytes()[:-3000]
@@ -123,7 +123,7 @@ def test_probes_and_failures_take_no_memory(clip: ClipFolder) -> None:
 
 
 def check_no_loss(call: Callable[[], object], times: int) -> None:
-    for _ in range(times // 2):  # allocators and caches fill up
+    for _ in range(times // 2):  # warm up allocators and caches
         call()
     before = in_use()
     for _ in range(times):
@@ -132,10 +132,10 @@ def check_no_loss(call: Callable[[], object], times: int) -> None:
 
 
 def in_use() -> int:
-    """Bytes that the C library has handed out; what lies free between them is not counted."""
+    """Return the number of bytes allocated by the C library, without its free memory."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
-        pytest.skip("this C library does not say what it has handed out")
+        pytest.skip("this C library does not report its allocated memory (mallinfo2)")
     library.mallinfo2.restype = MallocInfo
     gc.collect()
     info = library.mallinfo2()

@@ -1,4 +1,4 @@
-"""What the packet table says of awkward streams."""
+"""Tests of the packet tables of unusual streams."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.video.clips import ClipFolder
 
 
 @pytest.mark.parametrize("name", ["vp8_hidden.webm", "edit_list.mp4"])
-def test_packets_that_show_nothing_are_no_frames(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2: hidden references and what an edit list cuts off are decoded but never counted."""
+def test_packets_that_show_nothing_are_not_frames(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: hidden references and frames cut off by an edit list are decoded but not counted."""
     with open_video(clip(name), LIMITS) as video:
         table = read_packets(video)
     assert len(table.rows) > len(table.timestamps) == len(table.ordinals)
 
 
-def test_decoding_starts_at_a_key_frame_before_all_that_is_wanted(clip: ClipFolder) -> None:
+def test_decoding_starts_at_a_key_frame_before_all_wanted_frames(clip: ClipFolder) -> None:
     with open_video(clip("hevc_open_gop.mp4"), LIMITS) as video:
         table = read_packets(video)
     assert table.reorder_depth > 0

@@ -1,4 +1,4 @@
-"""probe against what a full decode says, and facts known from how a clip was made."""
+"""Tests of probe against a full decode and against facts known from how a clip was made."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.video.clips import VIDEO_NAMES, ClipFolder, run_ffmpeg
 
 
 @pytest.mark.parametrize("name", VIDEO_NAMES)
-def test_timestamps_are_those_of_a_full_decode(clip: ClipFolder, name: str) -> None:
-    """SAMPLE-2: frames counted from packets are the frames that come out, edit lists and hidden pictures heeded."""
+def test_timestamps_equal_those_of_a_full_decode(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: frames counted from packets equal those of a full decode, including edit lists and hidden pictures."""
     with av.open(str(clip(name)), "r") as container:
         decoded = [frame.pts for frame in container.decode(video=0)]
     info = probe(clip(name))
@@ -31,12 +31,12 @@ def test_timestamps_are_those_of_a_full_decode(clip: ClipFolder, name: str) -> N
 
 
 @pytest.mark.parametrize("name", VIDEO_NAMES)
-def test_keyframes_are_the_frames_that_decoding_calls_key(clip: ClipFolder, name: str) -> None:
+def test_keyframes_are_the_decoders_key_frames(clip: ClipFolder, name: str) -> None:
     info = probe(clip(name))
     with av.open(str(clip(name)), "r") as container:
         decoded = [number for number, frame in enumerate(container.decode(video=0)) if frame.key_frame]
     if name == "h264_refresh.mp4":
-        decoded = [0]  # the others are whole only some frames later
+        decoded = [0]  # the others are complete only some frames later
     if not name.startswith("h264_open_gop") and name not in ("edit_list.mp4",) and "turn" not in name:
         assert list(info.keyframes) == decoded
     assert info.num_keyframes == len(info.keyframes)
@@ -70,7 +70,7 @@ def test_the_facts_of_a_plain_clip(clip: ClipFolder) -> None:
     assert info.max_keyframe_distance == 16
 
 
-def test_audio_and_other_streams_are_seen_and_ignored() -> None:
+def test_audio_and_other_streams_are_detected_and_ignored() -> None:
     info = probe(real_clip("bigbuckbunny"))
     assert (info.has_audio, info.num_frames, info.width, info.height) == (True, 132, 1280, 720)
 
@@ -88,10 +88,10 @@ def test_audio_and_other_streams_are_seen_and_ignored() -> None:
         ("tall_pixels.mkv", 0, False, (120, 90)),
     ],
 )
-def test_display_size_follows_turn_and_pixel_shape(
+def test_display_size_follows_rotation_and_pixel_shape(
     clip: ClipFolder, name: str, rotation: int, flip: bool, size: tuple[int, int]
 ) -> None:
-    """SAMPLE-2. ffmpeg's -display_rotation counts counterclockwise, VideoInfo.rotation clockwise."""
+    """SAMPLE-2: ffmpeg's -display_rotation counts counterclockwise, VideoInfo.rotation clockwise."""
     info = probe(clip(name))
     assert (info.rotation, info.flip, (info.width, info.height)) == (rotation, flip, size)
 
@@ -117,8 +117,10 @@ def test_an_image_has_one_frame_and_no_rate(clip: ClipFolder) -> None:
         *[(5, True, 270), (6, False, 90), (7, True, 90), (8, False, 270)],
     ],
 )
-def test_exif_orientation_of_a_photo_is_honoured(clip: ClipFolder, orientation: int, flip: bool, rotation: int) -> None:
-    """SAMPLE-2: all eight, as the EXIF standard draws them."""
+def test_exif_orientation_of_a_photo_is_respected(
+    clip: ClipFolder, orientation: int, flip: bool, rotation: int
+) -> None:
+    """SAMPLE-2: all eight orientations are as in the EXIF standard."""
     entry = b"\x01\x12\0\x03\0\0\0\x01" + orientation.to_bytes(2, "big") + b"\0\0"
     tiff = b"MM\0*\0\0\0\x08" + b"\0\x01" + entry + b"\0\0\0\0"
     payload = b"Exif\0\0" + tiff
@@ -131,8 +133,8 @@ def test_exif_orientation_of_a_photo_is_honoured(clip: ClipFolder, orientation: 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "tiff", "avif"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_every_format_of_pictures_is_upright(kind: str, orientation: int) -> None:
-    """SAMPLE-2: as PIL turns it."""
+def test_pictures_of_every_format_are_upright(kind: str, orientation: int) -> None:
+    """SAMPLE-2: the picture has the orientation that PIL gives it."""
     quarters = np.repeat(
         np.repeat(np.array([[[250, 20, 20], [20, 20, 250]], [[20, 250, 20], [240, 240, 30]]]), 24, 0), 40, 1
     )
@@ -149,7 +151,7 @@ def test_every_format_of_pictures_is_upright(kind: str, orientation: int) -> Non
 
 @pytest.mark.parametrize("compression", ["raw", "tiff_lzw", "tiff_deflate", "packbits", "jpeg"])
 def test_a_tiff_with_jpeg_inside_is_rejected(compression: str) -> None:
-    """SAMPLE-2: FFmpeg returns it black, without an error; other compressions are read."""
+    """SAMPLE-2: FFmpeg returns a black picture without an error; other compressions are supported."""
     file = io.BytesIO()
     Image.effect_noise((64, 48), 60).convert("RGB").save(file, "tiff", compression=compression)
     if compression == "jpeg":
@@ -162,7 +164,7 @@ def test_a_tiff_with_jpeg_inside_is_rejected(compression: str) -> None:
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "tiff", "avif"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 def test_an_icc_profile_changes_nothing(kind: str, mode: str) -> None:
-    """Exported pictures and screenshots have one; FFmpeg attaches it to the frame, in PNG with a name."""
+    """Exported pictures and screenshots have a profile; FFmpeg attaches it to the frame, for PNG with a name."""
     mode = "RGB" if (kind, mode) == ("jpeg", "RGBA") else mode
     picture = Image.effect_noise((64, 48), 60).convert(mode)
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -170,7 +172,7 @@ def test_an_icc_profile_changes_nothing(kind: str, mode: str) -> None:
     for options in ({}, {"icc_profile": profile}):
         file = io.BytesIO()
         picture.save(file, kind, **options)
-        assert (profile[:40] in file.getvalue()) == bool(options) or kind == "png"  # compressed there
+        assert (profile[:40] in file.getvalue()) == bool(options) or kind == "png"  # compressed in PNG
         for _ in range(20):
             out = np.zeros((1, 48, 64, 3), np.uint8)
             decode_into(file.getvalue(), 0, out, num_frames=1)
@@ -178,7 +180,7 @@ def test_an_icc_profile_changes_nothing(kind: str, mode: str) -> None:
     assert seen[0] == seen[1]
 
 
-def test_interlaced_video_says_so(clip: ClipFolder) -> None:
+def test_interlaced_video_is_detected(clip: ClipFolder) -> None:
     assert probe(clip("h264_interlaced.mp4")).is_interlaced
 
 
@@ -194,7 +196,7 @@ def test_hdr_is_refused(tmp_path: Path) -> None:
             probe(path)
 
 
-def test_a_turn_that_is_no_quarter_is_refused(clip: ClipFolder, tmp_path: Path) -> None:
+def test_a_rotation_by_other_angles_is_refused(clip: ClipFolder, tmp_path: Path) -> None:
     run_ffmpeg("-display_rotation", 45, "-i", clip("h264_open_gop.mp4"), "-c", "copy", tmp_path / "askew.mp4")
     with pytest.raises(
         ProbeError, match="rotates the picture by -?45 degrees or distorts it; only rotations by multiples of 90"
@@ -202,7 +204,7 @@ def test_a_turn_that_is_no_quarter_is_refused(clip: ClipFolder, tmp_path: Path) 
         probe(tmp_path / "askew.mp4")
 
 
-def test_bytes_and_file_objects_say_the_same_as_paths(clip: ClipFolder) -> None:
+def test_bytes_and_file_objects_give_the_same_info_as_paths(clip: ClipFolder) -> None:
     path = clip("vp9_odd.webm")
     info = probe(path)
     assert isinstance(info, VideoInfo)
@@ -214,7 +216,7 @@ def test_bytes_and_file_objects_say_the_same_as_paths(clip: ClipFolder) -> None:
 
 
 def test_reordered_pictures_under_timestamps_in_storage_order_are_refused(clip: ClipFolder) -> None:
-    """SAMPLE-2: a muxer that wrote decode times for presentation times scrambles the frames; a real camera app did."""
+    """SAMPLE-2: a muxer that writes decode times as presentation times scrambles the frames, as a camera app did."""
     sink = io.BytesIO()
     with av.open(str(clip("h264_one_gop.mp4"))) as source, av.open(sink, "w", format="mp4") as target:
         stream = target.add_stream_from_template(source.streams.video[0])

@@ -1,4 +1,4 @@
-"""AVI stores pictures in the order of decoding; frames arrive as the ffmpeg program shows them."""
+"""Tests that frames of AVI files, which store pictures in decode order, are in the ffmpeg program's order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _avi(path: Path, options: str) -> Path:
     ],
 )
 def test_b_frames_in_avi_come_in_display_order(tmp_path: Path, options: str) -> None:
-    """SAMPLE-2: every window holds the frames that a plain decode of the whole file shows at its place."""
+    """SAMPLE-2: every window has the frames of a plain decode of the whole file."""
     path = _avi(tmp_path / "clip.avi", options)
     with av.open(str(path)) as container:
         expected = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
@@ -41,7 +41,7 @@ def test_b_frames_in_avi_come_in_display_order(tmp_path: Path, options: str) -> 
     assert (info.num_frames, round(info.fps)) == (len(expected), 25)
     whole = np.zeros_like(expected)
     decode_into(path, 0, whole)
-    # Each frame resembles its own reference more than any other.
+    # Each frame is more similar to its own reference than to any other.
     errors = np.abs(whole[:, None, ::4, ::4].astype(np.int16) - expected[None, :, ::4, ::4].astype(np.int16)).mean(
         (2, 3, 4)
     )
@@ -52,7 +52,7 @@ def test_b_frames_in_avi_come_in_display_order(tmp_path: Path, options: str) -> 
         np.testing.assert_array_equal(window, whole[start : start + 2])
 
 
-def test_avi_without_its_end_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_avi_is_refused(tmp_path: Path) -> None:
     path = _avi(tmp_path / "clip.avi", f"{_X264} -bf 3 -g 12")
     with pytest.raises(ProbeError):
         probe(path.read_bytes()[: path.stat().st_size // 2])

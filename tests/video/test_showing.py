@@ -10,7 +10,7 @@ from streamvid.video.encode.showing import contact_sheet, movie
 
 
 @pytest.mark.parametrize(("count", "frames", "height", "width"), [(1, 1, 16, 24), (2, 5, 33, 47), (3, 20, 48, 32)])
-def test_a_sheet_has_a_row_a_video_and_a_movie_all_side_by_side(
+def test_a_sheet_has_one_row_per_video_and_a_movie_shows_all_side_by_side(
     count: int, frames: int, height: int, width: int
 ) -> None:
     levels = np.arange(count * frames, dtype=np.uint8).reshape(count, frames, 1, 1, 1) * 3

@@ -1,4 +1,4 @@
-"""Windows out of packets alone, by decoders that stay open: the same bytes as by way of the container, or an error."""
+"""Tests of windows decoded from packets by decoders that stay open, compared with decoding the container."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PICTURES = (
     PictureFormat(72, 96, accuracy="exact"),
     PictureFormat(72, 96, accuracy="fast"),
     PictureFormat(72, 96, pixels="yuv420p"),
-    PictureFormat(90, 160, pixels="yuv420p"),  # a copy, for most
+    PictureFormat(90, 160, pixels="yuv420p"),  # the size of most clips, so no scaling
     PictureFormat(33, 21, accuracy="exact"),
 )
 
@@ -48,7 +48,7 @@ def from_packets(
     picture: PictureFormat,
     **options: Any,
 ) -> tuple[np.ndarray, object]:
-    """Frames of a window and their colours, from a copy of its byte range and nothing else."""
+    """Decode a window's frames and their color from a copy of its byte range and nothing else."""
     window = index.window(start, num_frames)
     part = bytes(data[window.first_byte : window.first_byte + window.num_bytes])
     out = np.full((num_frames, picture.num_bytes), 77, np.uint8)
@@ -58,20 +58,20 @@ def from_packets(
 
 
 def from_container(data: bytes, start: int, num_frames: int, picture: PictureFormat) -> tuple[np.ndarray, object]:
-    """The same by way of the container."""
+    """Decode the same window through the container."""
     out = np.full((num_frames, picture.num_bytes), 33, np.uint8)
     return out, decode_pictures(data, start, out, picture)
 
 
 @pytest.fixture(scope="module")
 def kept() -> StoredDecoder:
-    """One for the whole module, as a worker has it: what earlier clips leave in it must not show."""
+    """One decoder for the whole module, as in a worker: earlier clips must not affect later ones."""
     return StoredDecoder()
 
 
 @pytest.mark.parametrize("name", INDEXED)
-def test_packets_give_the_bytes_that_the_container_gives(clip: ClipFolder, kept: StoredDecoder, name: str) -> None:
-    """SAMPLE-2: every format of pictures, first and last frames included."""
+def test_packets_give_the_same_bytes_as_the_container(clip: ClipFolder, kept: StoredDecoder, name: str) -> None:
+    """SAMPLE-2: for every picture format, including first and last frames."""
     data, index, draw = clip(name).read_bytes(), indexed(clip(name)), random.Random(name)
     for number, picture in enumerate(PICTURES):
         for num_frames in {1, (3, 7, 17)[number % 3]}:
@@ -88,7 +88,7 @@ def test_packets_give_the_bytes_that_the_container_gives(clip: ClipFolder, kept:
 
 @cache
 def whole(path: Path, picture: PictureFormat) -> np.ndarray:
-    """All frames of a clip, by way of its container."""
+    """Decode all frames of a clip through its container."""
     return from_container(path.read_bytes(), 0, indexed(path).num_frames, picture)[0]
 
 
@@ -101,10 +101,10 @@ CALLS = st.lists(
 
 @settings(max_examples=30)
 @given(CALLS, st.integers(1, 3))
-def test_no_order_of_clips_shows_in_their_frames(
+def test_the_order_of_clips_does_not_affect_their_frames(
     clip: ClipFolder, calls: list[tuple[str, int, int, PictureFormat]], num_threads: int
 ) -> None:
-    """SAMPLE-2: codecs, sizes, pixel formats and turns in any order, out of one set of kept decoders."""
+    """SAMPLE-2: codecs, sizes, pixel formats and rotations in any order, with one set of open decoders."""
     decoder = StoredDecoder()
     for name, first, length, picture in calls:
         path = clip(name)
@@ -117,8 +117,10 @@ def test_no_order_of_clips_shows_in_their_frames(
 
 @pytest.mark.parametrize("num_threads", [2, 3])
 @pytest.mark.parametrize("name", INDEXED)
-def test_frame_threads_change_no_byte(clip: ClipFolder, kept: StoredDecoder, name: str, num_threads: int) -> None:
-    """SAMPLE-2: several windows in a row, so that a threaded decoder is begun anew while its threads are warm."""
+def test_frame_threads_do_not_change_any_byte(
+    clip: ClipFolder, kept: StoredDecoder, name: str, num_threads: int
+) -> None:
+    """SAMPLE-2: several windows in a row, so that a threaded decoder restarts while its threads are active."""
     data, index, picture = clip(name).read_bytes(), indexed(clip(name)), PICTURES[2]
     draw = random.Random(name)
     for num_frames in (1, 5, 16):
@@ -131,8 +133,8 @@ def test_frame_threads_change_no_byte(clip: ClipFolder, kept: StoredDecoder, nam
     "name", ["h264_open_gop.mp4", "h264_one_gop.mp4", "hevc_layers.mp4", "vp9_odd.webm", "av1.mp4"]
 )
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_decoder_that_stopped_early_begins_afresh(clip: ClipFolder, name: str, num_threads: int) -> None:
-    """SAMPLE-2: pictures that still wait in it when a window is complete belong to nobody afterwards."""
+def test_a_decoder_that_stopped_early_starts_afresh(clip: ClipFolder, name: str, num_threads: int) -> None:
+    """SAMPLE-2: pictures still buffered when a window is complete are discarded."""
     data, index, picture = clip(name).read_bytes(), indexed(clip(name)), PICTURES[2]
     decoder = StoredDecoder()
     for start in (39, 0, 3, 38, 12, 12, 0, 25):
@@ -142,12 +144,12 @@ def test_a_decoder_that_stopped_early_begins_afresh(clip: ClipFolder, name: str,
 
 # Damage.
 
-#: Whose pictures from damaged bytes are their own. HEVC leaves what memory held, FFV1 the last picture, in holes.
+#: Clips whose decoders depend only on the bytes. With damage, HEVC leaves old memory in gaps, FFV1 the last picture.
 PURE = ("h264_open_gop.mp4", "h264_one_gop.mp4", "vp9_odd.webm", "av1.mp4", "mjpeg.mov")
 
 
 def with_flipped_bytes(data: bytes, index: ClipIndex, start: int, draw: random.Random) -> bytes:
-    """The clip with some bytes changed in one packet that six frames from `start` on are decoded from."""
+    """Change some bytes in one of the packets needed for the six frames from `start` on."""
     window, bad = index.window(start, 6), bytearray(data)
     _, offset, size, _ = draw.choice(window.packets.tolist())
     for at in draw.sample(range(size), min(size, draw.choice([1, 1, 40]))):
@@ -156,8 +158,8 @@ def with_flipped_bytes(data: bytes, index: ClipIndex, start: int, draw: random.R
 
 
 @pytest.mark.parametrize("name", [*PURE, "hevc_open_gop.mp4", "gray.mkv"])
-def test_damage_is_proved_by_one_checksum(clip: ClipFolder, name: str) -> None:
-    """BAD-1: of the piece that it lies in, and of no other."""
+def test_damage_is_detected_by_exactly_one_checksum(clip: ClipFolder, name: str) -> None:
+    """BAD-1: only the checksum of the damaged piece differs."""
     data, index, draw = clip(name).read_bytes(), indexed(clip(name)), random.Random(name)
     for _ in range(30):
         start = draw.randint(0, index.num_frames - 6)
@@ -167,10 +169,11 @@ def test_damage_is_proved_by_one_checksum(clip: ClipFolder, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_damage_that_was_there_from_the_start_gives_what_the_container_gives(clip: ClipFolder, name: str) -> None:
-    """SAFE-1, SAMPLE-2: or an error, but no shifted frames, and nothing of earlier clips.
+def test_damaged_packets_give_the_same_frames_as_the_damaged_container(clip: ClipFolder, name: str) -> None:
+    """SAFE-1, SAMPLE-2: the frames are equal or there is an error, but no shifted frames or frames of earlier clips.
 
-    The container's way has its timestamps anew from the file, so that frames of one place are frames of the other.
+    The container path reads its timestamps from the file again, so that frames at the same position are the same
+    frames.
     """
     data, index, picture = clip(name).read_bytes(), indexed(clip(name)), PICTURES[2]
     draw, decoder = random.Random(name), StoredDecoder()
@@ -182,13 +185,13 @@ def test_damage_that_was_there_from_the_start_gives_what_the_container_gives(cli
             found, _ = from_packets(decoder, bad, index, start, 6, picture)
             assert np.array_equal(found, from_container(bad, start, 6, picture)[0])
             num_same += 1
-    assert num_same < 20 and (num_same or name == "av1.mp4")  # whose decoder notices most
+    assert num_same < 20 and (num_same or name == "av1.mp4")  # AV1's decoder detects most damage
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("name", [*PURE, "hevc_open_gop.mp4", "hevc_10bit.mkv", "gray.mkv"])
-def test_damage_does_not_show_in_what_comes_after(clip: ClipFolder, name: str, num_threads: int) -> None:
-    """BAD-1: whether the damaged window failed or not."""
+def test_damage_does_not_affect_later_windows(clip: ClipFolder, name: str, num_threads: int) -> None:
+    """BAD-1: this holds whether or not the damaged window failed."""
     data, index, picture = clip(name).read_bytes(), indexed(clip(name)), PICTURES[2]
     draw, decoder = random.Random(name), StoredDecoder()
     for _ in range(12):
@@ -205,7 +208,7 @@ def test_damage_does_not_show_in_what_comes_after(clip: ClipFolder, name: str, n
     "name", ["h264_open_gop.mp4", "h264_one_gop.mp4", "hevc_open_gop.mp4", "vp9_odd.webm", "av1.mp4"]
 )
 def test_packets_that_do_not_decode_never_shift_frames(clip: ClipFolder, name: str, num_threads: int) -> None:
-    """SAMPLE-2: rubbish in place of wanted packets is an error; "the first frame at or after" would be another one."""
+    """SAMPLE-2: garbage in place of wanted packets is an error; the next decodable frame must not replace them."""
     data, index, picture = clip(name).read_bytes(), indexed(clip(name)), PICTURES[2]
     window = index.window(17, 8)
     part = bytearray(data[window.first_byte : window.first_byte + window.num_bytes])
@@ -222,8 +225,8 @@ def test_packets_that_do_not_decode_never_shift_frames(clip: ClipFolder, name: s
     assert np.array_equal(found, whole(clip(name), picture)[17:25])
 
 
-def test_a_decoder_that_failed_is_not_kept(clip: ClipFolder) -> None:
-    """BAD-1: after an error nothing of it is left, not even for the garbage collector."""
+def test_a_failed_decoder_is_not_kept(clip: ClipFolder) -> None:
+    """BAD-1: after an error, the decoder is freed, without the garbage collector."""
     data, index = clip("h264_open_gop.mp4").read_bytes(), indexed(clip("h264_open_gop.mp4"))
     decoder = StoredDecoder()
     from_packets(decoder, data, index, 3, 4, PICTURES[0])
@@ -233,8 +236,8 @@ def test_a_decoder_that_failed_is_not_kept(clip: ClipFolder) -> None:
     assert num_kept(decoder) == 0
 
 
-def test_a_header_of_another_clip_is_an_error_or_not_its_frames(clip: ClipFolder) -> None:
-    """SAFE-1: wrong, cut and missing headers end in DecodeError, as every hostile index must."""
+def test_a_header_of_another_clip_gives_an_error_or_harmless_frames(clip: ClipFolder) -> None:
+    """SAFE-1: wrong, truncated and missing headers raise DecodeError, as for any hostile index."""
     data, index = clip("h264_open_gop.mp4").read_bytes(), indexed(clip("h264_open_gop.mp4"))
     header = index.info.extradata
     others = [indexed(clip(name)).info.extradata for name in ("h264_interlaced.mp4", "av1.mp4", "hevc_open_gop.mp4")]
@@ -249,8 +252,8 @@ def test_a_header_of_another_clip_is_an_error_or_not_its_frames(clip: ClipFolder
             from_packets(StoredDecoder(), data, replace_info(index, codec=codec), 17, 4, PICTURES[2])
 
 
-def test_limits_hold_without_a_container_too(clip: ClipFolder) -> None:
-    """SAFE-1: codecs and pixels, of the index and of the frames themselves."""
+def test_limits_apply_without_a_container_too(clip: ClipFolder) -> None:
+    """SAFE-1: limits on codecs and pixels apply to the index and to the frames themselves."""
     data, index = clip("h264_open_gop.mp4").read_bytes(), indexed(clip("h264_open_gop.mp4"))
     for limits, message in [
         (Limits(codecs=("vp9",)), "codec h264 is not allowed; allowed codecs: vp9"),
@@ -266,7 +269,7 @@ def test_limits_hold_without_a_container_too(clip: ClipFolder) -> None:
 
 
 def replace_info(index: ClipIndex, **values: Any) -> ClipIndex:
-    """The same packets of another stream."""
+    """Return an index with the same packets and changed stream information."""
     return replace(index, info=replace(index.info, **values))
 
 
@@ -274,7 +277,7 @@ def replace_info(index: ClipIndex, **values: Any) -> ClipIndex:
 
 
 def num_kept(decoder: StoredDecoder) -> int:
-    """Decoders that stay open in it."""
+    """Return the number of codec contexts that a decoder keeps open."""
     return len(decoder._open)
 
 
@@ -282,8 +285,8 @@ def sized_clip(width: int, height: int, num_frames: int = 2) -> bytes:
     return encode(frames_of("bikes", width, height, num_frames), fps=24)
 
 
-def test_few_decoders_stay_open_whatever_comes() -> None:
-    """MEM: streams of sixty sizes, each with threads and without, and then of large frames."""
+def test_the_number_of_open_decoders_is_bounded() -> None:
+    """MEM: streams with sixty sizes, each with and without threads, followed by large frames."""
     decoder, names = StoredDecoder(), set()
     for number in range(60):
         data = sized_clip(32 + 2 * number, 48)
@@ -302,8 +305,8 @@ def test_few_decoders_stay_open_whatever_comes() -> None:
     assert 1 <= num_kept(decoder) <= 4
 
 
-def test_one_decoder_makes_few_converters() -> None:
-    """MEM: a stream that is asked for in hundreds of sizes."""
+def test_the_converters_of_a_decoder_use_bounded_memory() -> None:
+    """MEM: one stream requested in hundreds of sizes."""
     decoder, data = StoredDecoder(), sized_clip(64, 48)
     index = index_clip(data)
     assert index is not None
@@ -319,8 +322,8 @@ def test_one_decoder_makes_few_converters() -> None:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_hundreds_of_windows_take_no_memory(clip: ClipFolder, num_threads: int) -> None:
-    """MEM: what the C library has handed out and not had back is the same after hundreds of windows more."""
+def test_hundreds_of_windows_leak_no_memory(clip: ClipFolder, num_threads: int) -> None:
+    """MEM: the memory allocated by the C library is the same after hundreds of further windows."""
     names = ("h264_open_gop.mp4", "vp9_odd.webm", "hevc_10bit.mkv")
     clips = [(clip(name).read_bytes(), indexed(clip(name))) for name in names]
     decoder, draw = StoredDecoder(), random.Random(0)
@@ -338,8 +341,8 @@ def test_hundreds_of_windows_take_no_memory(clip: ClipFolder, num_threads: int) 
 
 
 @pytest.mark.parametrize("name", ["h264_open_gop.mp4", "vp9_odd.webm", "hevc_10bit.mkv", "turn_90.mp4", "mjpeg.mov"])
-def test_no_picture_waits_for_the_garbage_collector(clip: ClipFolder, name: str) -> None:
-    """MEM: failures included."""
+def test_no_picture_is_left_for_the_garbage_collector(clip: ClipFolder, name: str) -> None:
+    """MEM: this also holds after failures."""
     data, index, decoder = clip(name).read_bytes(), indexed(clip(name)), StoredDecoder()
     from_packets(decoder, data, index, 0, 4, PICTURES[0])
     with no_collection():
@@ -387,10 +390,10 @@ print(states[1][0] - states[0][0], (states[1][1] - states[0][1]) / 300)
     ("environment", "most_pages"),
     [({"MALLOC_TRIM_THRESHOLD_": str(1 << 30)}, 4), pytest.param({}, 200, marks=pytest.mark.slow)],
 )
-def test_no_fresh_pages_in_steady_state(tmp_path: Path, environment: dict[str, str], most_pages: int) -> None:
-    """MEM: 300 windows of 24 frames on three clips in turn, whose pictures are some 3000 pages a window.
+def test_no_new_pages_in_steady_state(tmp_path: Path, environment: dict[str, str], most_pages: int) -> None:
+    """MEM: 300 windows of 24 frames, alternating between three clips; the pictures need some 3000 pages per window.
 
-    Where the C library gives back what lies free at the end of its heap, some of that is taken anew in each window.
+    If the C library returns free memory at the end of its heap, some of it is allocated again for each window.
     """
     if not sys.platform.startswith("linux"):
         pytest.skip("needs /proc/self/statm to see resident memory")
@@ -405,7 +408,7 @@ def test_no_fresh_pages_in_steady_state(tmp_path: Path, environment: dict[str, s
 
 
 def test_streams_of_an_old_x264_decode_from_every_key_frame(kept: StoredDecoder) -> None:
-    """SAMPLE-2: FFmpeg decodes 4:4:4 of x264 up to core 150 only if it knows the version, which the first packet names."""
+    """SAMPLE-2: FFmpeg needs the version from the first packet to decode 4:4:4 of x264 up to core 150."""
     data = (Path(__file__).parents[1] / "data" / "x264_core148_444.mp4").read_bytes()
     index = index_clip(data)
     assert index is not None and index.info.x264_core == 148

@@ -1,4 +1,4 @@
-"""Transform: the crop box and the equivalent filter, as arithmetic."""
+"""Tests of Transform: the crop box and the equivalent filter."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ASPECTS = st.tuples(st.integers(1, 32), st.integers(1, 32)).filter(lambda pair:
 
 
 @given(_SIDES, _SIDES, _ASPECTS, st.sampled_from([0, 90, 180, 270]), st.booleans(), _SIDES, _SIDES)
-def test_the_box_lies_in_the_frame_and_has_the_shape_of_the_target(
+def test_the_box_is_in_the_frame_and_has_the_shape_of_the_target(
     coded_width: int, coded_height: int, aspect: tuple[int, int], rotation: int, flip: bool, height: int, width: int
 ) -> None:
-    """SAMPLE-2: covers, centred, even, and right to within a pixel, for every size, pixel shape and turn."""
+    """SAMPLE-2: the box is maximal, centered, even, and exact to a pixel, for any size, pixel shape and rotation."""
     source = source_of(coded_width, coded_height, aspect, rotation, flip)
     transform = Transform.cover(source, height, width)
     assert 0 <= transform.crop_left <= coded_width - transform.crop_width
@@ -42,20 +42,20 @@ def test_the_box_lies_in_the_frame_and_has_the_shape_of_the_target(
     assert transform.crop_width in (coded_width, transform.crop_width // 2 * 2)
     assert transform.crop_height in (coded_height, transform.crop_height // 2 * 2)
     assert coded_width in (transform.crop_width, coded_width) or coded_height == transform.crop_height
-    # Centred: what is left over on both sides differs by at most the rounding to even.
+    # Centered: the margins of both sides differ by at most the rounding to even.
     assert abs(coded_width - transform.crop_width - 2 * transform.crop_left) <= 3
     assert abs(coded_height - transform.crop_height - 2 * transform.crop_top) <= 3
-    # The turned picture has the size asked for.
+    # The rotated picture has the requested size.
     turned = rotation in (90, 270)
     assert (transform.scale_width, transform.scale_height) == ((height, width) if turned else (width, height))
-    # One side is whole, the other is what the shape asks for, to within a pixel (or the least box of 2).
+    # One side is complete; the other follows from the shape to within a pixel (or is the minimum of 2).
     shape = transform.scale_width * aspect[1] / (transform.scale_height * aspect[0])
     ideal_width, ideal_height = min(coded_width, coded_height * shape), min(coded_height, coded_width / shape)
     assert abs(transform.crop_width - ideal_width) <= 1 + 1e-9 or transform.crop_width == min(2, coded_width)
     assert abs(transform.crop_height - ideal_height) <= 1 + 1e-9 or transform.crop_height == min(2, coded_height)
 
 
-def test_a_frame_of_the_right_shape_is_not_cropped() -> None:
+def test_a_frame_with_the_right_shape_is_not_cropped() -> None:
     for width, height in [(1920, 1080), (853, 480), (161, 91), (1, 1)]:
         assert Transform.cover(source_of(width, height), height, width).crop_filters == []
 
@@ -92,7 +92,7 @@ def test_the_equivalent_filter(source: FrameFormat, target: tuple[int, int], exp
     assert Transform.cover(source, *target).ffmpeg_filter == expected
 
 
-def test_transforms_that_cannot_be_are_refused() -> None:
+def test_invalid_transforms_are_refused() -> None:
     with pytest.raises(ConfigError, match="the target is 0x4"):
         Transform.cover(source_of(), 4, 0)
     with pytest.raises(ConfigError, match="rotation is 45"):
@@ -106,10 +106,10 @@ sides = st.integers(2, 2000)
 
 
 @given(st.builds(source_of, sides, sides, rotation=st.sampled_from([0, 90])), sides, sides, crops)
-def test_a_drawn_crop_lies_in_the_frame_and_keeps_the_shape(
+def test_a_random_crop_is_in_the_frame_and_keeps_the_shape(
     source: FrameFormat, height: int, width: int, crop: Crop
 ) -> None:
-    """PLAN: even places and sides within the frame, no larger than the largest box, its shape to within two pixels."""
+    """PLAN: the box is even, in the frame and no larger than the largest box, and its shape is exact to two pixels."""
     largest, drawn = Transform.cover(source, height, width), Transform.cover(source, height, width, crop)
     assert 0 <= drawn.crop_left <= source.coded_width - drawn.crop_width
     assert 0 <= drawn.crop_top <= source.coded_height - drawn.crop_height
@@ -121,8 +121,8 @@ def test_a_drawn_crop_lies_in_the_frame_and_keeps_the_shape(
     assert (drawn.scale_width, drawn.scale_height) == (largest.scale_width, largest.scale_height)
 
 
-def test_every_even_place_is_reached() -> None:
-    """SAMPLE-1: the first and the last as often as those between them."""
+def test_every_even_position_is_reached() -> None:
+    """SAMPLE-1: the first and last positions are as frequent as those between them."""
     source = source_of(100, 64)
     places = [Transform.cover(source, 64, 64, Crop(share << 20, 0)).crop_left for share in range(1 << 12)]
     counts = {place: places.count(place) for place in set(places)}
@@ -131,6 +131,6 @@ def test_every_even_place_is_reached() -> None:
 
 
 @pytest.mark.parametrize("fields", [(-1, 0), (0, 1 << 32), (0, 0, 0), (0, 0, (1 << 16) + 1)])
-def test_crops_that_cannot_be_are_refused(fields: tuple[int, ...]) -> None:
+def test_invalid_crops_are_refused(fields: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="invalid crop"):
         Crop(*fields)

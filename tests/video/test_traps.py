@@ -1,20 +1,20 @@
-"""Traps that readers of video fall into, each against the ffmpeg program, by way of the container and by packets.
+"""Tests of common video decoding traps, from the container and from packets, compared with the ffmpeg program.
 
-Those that other tests look at, by the recipes of clips.py (`windows`: test_decode.py's
-test_windows_are_the_frames_of_a_full_decode against ffmpeg; `packets`: test_stored.py's
-test_packets_give_the_bytes_that_the_container_gives):
+Other tests cover the following traps with the recipes of clips.py. `windows` means test_decode.py's
+test_windows_are_the_frames_of_a_full_decode, `packets` means test_stored.py's
+test_packets_give_the_same_bytes_as_the_container.
 
 | trap | tests |
 |---|---|
-| rotation and mirrors | windows and packets; test_turned_and_mirrored_clips_stand_as_ffmpeg_shows_them |
+| rotation and mirrors | windows and packets; test_turned_and_mirrored_clips_are_oriented_as_in_ffmpeg |
 | edit lists | windows and packets of edit_list.mp4; windows of edit_list_mpeg4.mp4 |
 | variable frame rate | windows and packets of variable_rate.* |
-| MPEG-TS, where seeks land anywhere | windows of h264.ts; test_a_video_that_a_seek_gets_wrong_is_read_from_the_start |
-| AVI with B-frames | windows of mpeg4_b_frames.avi; test_avi_whose_timestamps_lie_is_refused_with_a_remedy |
-| packets that do not decode | test_packets_that_do_not_decode_never_shift_frames, and of test_decode.py the damaged ones |
-| a decoder bomb in a small file | test_a_decoder_bomb_goes_off_in_no_ones_memory |
-| interlaced | windows and packets of h264_interlaced.mp4 |
-| HDR refused by probe; cover art alone is no video | test_hdr_is_refused; test_cover_art_is_no_video |
+| imprecise seeks in MPEG-TS | windows of h264.ts; test_a_video_with_unreliable_seeks_is_decoded_correctly |
+| AVI with B-frames | windows of mpeg4_b_frames.avi; test_b_frames_in_avi_come_in_display_order |
+| packets that do not decode | test_packets_that_do_not_decode_never_shift_frames; tests of damage in test_decode.py |
+| decoder bomb in a small file | test_a_decoder_bomb_is_refused_without_using_much_memory |
+| interlaced video | windows and packets of h264_interlaced.mp4 |
+| HDR; files with only cover art | test_hdr_is_refused; test_cover_art_is_not_a_video |
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ X265 = "-x265-params log-level=none:keyint=16:bframes=3"
 
 
 def make(path: Path, options: str, video_filter: str = "scale=160:90,setsar=1", num_frames: int = 30) -> Path:
-    """A clip of real frames with these options of ffmpeg's."""
+    """Make a clip of real frames with these ffmpeg options."""
     length = ("-frames:v", num_frames)
     run_ffmpeg("-i", real_clip("bikes"), "-an", "-vf", video_filter, *length, *options.split(), path)
     return path
 
 
 def by_packets(data: bytes, index: ClipIndex, start: int, num_frames: int) -> np.ndarray:
-    """Frames out of packets, as `decode_into` gives them."""
+    """Decode frames from packets, in the layout of `decode_into`."""
     window, picture = index.window(start, num_frames), PictureFormat(HEIGHT, WIDTH)
     part = memoryview(data[window.first_byte : window.first_byte + window.num_bytes])
     out = np.zeros((num_frames, HEIGHT, WIDTH, 3), np.uint8)
@@ -65,7 +65,7 @@ def by_packets(data: bytes, index: ClipIndex, start: int, num_frames: int) -> np
 
 
 def check_both_ways(path: Path, *, has_packets: bool = True, limits: Limits = HDR) -> np.ndarray:
-    """Windows at both ends and in the middle are ffmpeg's frames of the same numbers; all frames of the clip."""
+    """Check windows at both ends and in the middle against ffmpeg's frames; return all frames of the clip."""
     data, info = path.read_bytes(), probe(path, limits)
     reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter, HEIGHT, WIDTH)
     assert info.num_frames == len(reference)
@@ -88,8 +88,8 @@ def check_both_ways(path: Path, *, has_packets: bool = True, limits: Limits = HD
 
 @pytest.mark.parametrize("codec", ["libx264", f"libx265 {X265}", "libvpx-vp9 -cpu-used 8 -deadline realtime"])
 @pytest.mark.parametrize("transfer", ["smpte2084", "arib-std-b67"])
-def test_hdr_is_refused_unless_it_is_admitted(tmp_path: Path, transfer: str, codec: str) -> None:
-    """SAMPLE-2: PQ and HLG by every way in; admitted, frames are those of the file, matrix and all."""
+def test_hdr_is_refused_unless_it_is_allowed(tmp_path: Path, transfer: str, codec: str) -> None:
+    """SAMPLE-2: every function refuses PQ and HLG; if allowed, the frames equal ffmpeg's, including the matrix."""
     tags = f"-color_primaries bt2020 -color_trc {transfer} -colorspace bt2020nc"
     path = make(
         tmp_path / "hdr.mkv",
@@ -117,7 +117,7 @@ DEEP = {
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_deep_and_full_range_pixels_are_ffmpegs(tmp_path: Path, name: str) -> None:
+def test_deep_and_full_range_pixels_equal_ffmpegs(tmp_path: Path, name: str) -> None:
     """SAMPLE-2: 10 to 16 bits, 4:2:2 and 4:4:4, full range."""
     check_both_ways(make(tmp_path / name, DEEP[name]))
 
@@ -131,13 +131,13 @@ def test_deep_and_full_range_pixels_are_ffmpegs(tmp_path: Path, name: str) -> No
         ("vp9.webm", "-c:v libvpx-vp9 -pix_fmt yuva420p -cpu-used 8 -deadline realtime -auto-alt-ref 0", True),
     ],
 )
-def test_alpha_is_dropped_and_blends_with_nothing(tmp_path: Path, name: str, options: str, has_packets: bool) -> None:
-    """SAMPLE-2: colours of transparent pixels are those that are stored."""
+def test_alpha_is_dropped_without_blending(tmp_path: Path, name: str, options: str, has_packets: bool) -> None:
+    """SAMPLE-2: transparent pixels keep their stored colors."""
     see_through = "scale=160:90,setsar=1,format=yuva444p,geq=lum='lum(X,Y)':cb='cb(X,Y)':cr='cr(X,Y)':a='X'"
     check_both_ways(make(tmp_path / name, options, see_through, 12), has_packets=has_packets)
 
 
-def test_all_at_once(tmp_path: Path) -> None:
+def test_all_traps_at_once(tmp_path: Path) -> None:
     """SAMPLE-2: ten bits, wide pixels, a variable rate, an edit list, a quarter turn and a mirror in one file."""
     straight = make(
         tmp_path / "straight.mp4",
@@ -152,8 +152,8 @@ def test_all_at_once(tmp_path: Path) -> None:
     check_both_ways(path)
 
 
-def test_what_only_the_stream_itself_says_is_heeded(tmp_path: Path) -> None:
-    """SAMPLE-2: pixel shape, matrix and range in H.264's own header, where the container says nothing."""
+def test_properties_declared_only_by_the_stream_are_respected(tmp_path: Path) -> None:
+    """SAMPLE-2: pixel shape, matrix and range come from H.264's own header if the container does not declare them."""
     silent, path = make(tmp_path / "silent.mkv", "-c:v libx264 -bf 2", "scale=160:90,setsar=0"), tmp_path / "own.mkv"
     says = "h264_metadata=sample_aspect_ratio=3/2:matrix_coefficients=1:video_full_range_flag=1"
     run_ffmpeg("-i", silent, "-c", "copy", "-bsf:v", says, path)
@@ -164,8 +164,8 @@ def test_what_only_the_stream_itself_says_is_heeded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["libx264 -qp 1", "libx265 -x265-params log-level=none:lossless=1", "ffv1 -level 3"])
 @pytest.mark.parametrize(("size", "matrix"), [("1280x720", "bt709"), ("720x1280", "bt709"), ("64x64", "bt601")])
-def test_untagged_colours_are_guessed_by_size_both_ways(tmp_path: Path, size: str, matrix: str, codec: str) -> None:
-    """SAMPLE-2: every reader takes untagged HD for BT.601, and colours come out wrong."""
+def test_untagged_colors_are_guessed_by_size_both_ways(tmp_path: Path, size: str, matrix: str, codec: str) -> None:
+    """SAMPLE-2: other readers treat untagged HD as BT.601, which gives wrong colors."""
     path, color = tmp_path / "color.mkv", (200, 50, 20)
     run_ffmpeg(
         *("-f", "lavfi", "-i", f"color=c=0xc83214:s={size}:d=0.2:r=10,format=gbrp"),
@@ -185,7 +185,7 @@ def test_untagged_colours_are_guessed_by_size_both_ways(tmp_path: Path, size: st
 
 
 def with_cover(clip: ClipFolder, path: Path, place: str, image: str) -> Path:
-    """The clip with a picture attached to it, as a stream before or after the video, or as an attachment."""
+    """Add a picture to the clip, as a stream before or after the video, or as an attachment."""
     video, cover = ("-i", clip("h264_open_gop.mp4")), ("-i", clip(image))
     if place == "attached":
         kind = {"image.png": "image/png", "image.jpg": "image/jpeg"}[image]
@@ -201,10 +201,10 @@ def with_cover(clip: ClipFolder, path: Path, place: str, image: str) -> Path:
 @pytest.mark.parametrize(
     ("container", "place"), [("mp4", "before"), ("mp4", "after"), ("mov", "before"), ("mkv", "attached")]
 )
-def test_cover_art_is_not_taken_for_the_video(
+def test_cover_art_is_not_mistaken_for_the_video(
     clip: ClipFolder, tmp_path: Path, container: str, place: str, image: str
 ) -> None:
-    """SAMPLE-2: frames are the bytes of the clip without it, both ways, and as many."""
+    """SAMPLE-2: the frames equal those of the clip without cover art, from the container and from packets."""
     path = with_cover(clip, tmp_path / f"cover.{container}", place, image)
     data, plain = path.read_bytes(), clip("h264_open_gop.mp4").read_bytes()
     assert (probe(data).codec, probe(data).num_frames) == ("h264", 40)
@@ -225,8 +225,8 @@ def test_cover_art_is_not_taken_for_the_video(
         "-c:v libsvtav1 -preset 10 -g 32 -svtav1-params hierarchical-levels=4",
     ],
 )
-def test_av1_loses_no_frame_that_others_are_made_of(tmp_path: Path, options: str) -> None:
-    """SAMPLE-2: pyramids of hidden pictures; skipping in AV1 lost 11 of 16 frames. With frame threads too."""
+def test_av1_keeps_the_frames_that_others_refer_to(tmp_path: Path, options: str) -> None:
+    """SAMPLE-2: pyramids of hidden pictures, also with frame threads; skipping in AV1 lost 11 of 16 frames."""
     path = make(tmp_path / "av1.mp4", options, num_frames=48)
     whole = check_both_ways(path)
     data = path.read_bytes()
@@ -242,8 +242,8 @@ def test_av1_loses_no_frame_that_others_are_made_of(tmp_path: Path, options: str
         assert np.array_equal(out, whole[start : start + 4].reshape(4, -1))
 
 
-def test_yuv_pictures_of_deep_and_rgb_sources_keep_their_colours(tmp_path: Path) -> None:
-    """SAMPLE-2: yuv420p pictures of 10-bit, 4:4:4 and RGB sources, made RGB by ffmpeg, are the RGB pictures."""
+def test_yuv_pictures_of_deep_and_rgb_sources_keep_their_colors(tmp_path: Path) -> None:
+    """SAMPLE-2: yuv420p pictures of 10-bit and RGB sources, converted to RGB by ffmpeg, equal the RGB pictures."""
     for name, options in (("deep.mkv", DEEP["hevc_422_10bit.mkv"]), ("rgb.mkv", "-c:v libx264rgb -qp 4")):
         data = make(tmp_path / name, options, num_frames=6).read_bytes()
         planes, rgb = np.zeros((2, HEIGHT * WIDTH * 3 // 2), np.uint8), np.zeros((2, HEIGHT, WIDTH, 3), np.uint8)
@@ -260,8 +260,8 @@ def test_yuv_pictures_of_deep_and_rgb_sources_keep_their_colours(tmp_path: Path)
 
 
 @pytest.mark.parametrize("matrix", ["bt709", "bt2020nc"])
-def test_what_only_the_container_says_is_heeded(tmp_path: Path, matrix: str) -> None:
-    """SAMPLE-2: FFV1 itself has no word for colours, Matroska has."""
+def test_properties_declared_only_by_the_container_are_respected(tmp_path: Path, matrix: str) -> None:
+    """SAMPLE-2: FFV1 itself cannot declare colors, but Matroska can."""
     tags = f"setparams=colorspace={matrix}"
     path = make(tmp_path / "tagged.mkv", "-c:v ffv1 -level 3 -pix_fmt yuv420p", f"scale=160:90,setsar=1,{tags}", 12)
     assert probe(path).color_space == matrix.removesuffix("nc")

@@ -1,6 +1,6 @@
-"""Clips with a white frame and a click at known moments, in many containers and codecs, made by the ffmpeg program.
+"""Clips with a white frame and a click at known times, in many containers and codecs, made by the ffmpeg program.
 
-The reference for where a click audio is the ffmpeg program too: its decoded samples and their timestamps.
+The reference for the times of clicks is the ffmpeg program too: its decoded samples and their timestamps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.video.clips import FFMPEG, run_ffmpeg
 
 RATE = 48000
 FPS = 25
-#: Numbers of the white frames; a click audio at the start of each.
+#: Numbers of the white frames; a click sounds at the start of each.
 FLASHES = (12, 37, 61, 88)
 NUM_FRAMES = 100
 Float32s = npt.NDArray[np.float32]
@@ -26,7 +26,10 @@ Float32s = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Kind:
-    """A container with a video and an audio codec. ending: of the file's name. audio, video: ffmpeg's options."""
+    """Container with a video and an audio codec.
+
+    ending: file name extension. audio, video: FFmpeg options.
+    """
 
     ending: str
     audio: str
@@ -76,7 +79,7 @@ KINDS = {
 
 
 def track(rate: int, seconds: float = NUM_FRAMES / FPS) -> Float32s:
-    """A track of quiet noise with a click at the start of each white frame, of 16-bit values.
+    """Return a track of quiet noise with 16-bit values and a click at the start of each white frame.
 
     A click is a pulse of a fifth of a millisecond: short, but within the band of every codec and rate.
     """
@@ -89,7 +92,10 @@ def track(rate: int, seconds: float = NUM_FRAMES / FPS) -> Float32s:
 
 
 def make_clip(kind: Kind, path: Path, *, offset: float = 0.0, video_filter: str = "null") -> Path:
-    """Make a clip. offset: seconds by which the audio is late."""
+    """Make a clip.
+
+    offset: delay of the audio in seconds.
+    """
     sound = path.with_suffix(".f32")
     sound.write_bytes(track(kind.rate).tobytes())
     white = "+".join(f"eq(n,{flash})" for flash in FLASHES)
@@ -106,7 +112,7 @@ def make_clip(kind: Kind, path: Path, *, offset: float = 0.0, video_filter: str 
 
 @dataclass(frozen=True)
 class Truth:
-    """What the ffmpeg program makes of a clip: times of all frames and of the clicks, in seconds.
+    """Result of decoding a clip with the ffmpeg program: times of all frames and clicks, in seconds.
 
     - audio: (first time, mono samples) of each decoded audio frame.
     """
@@ -119,7 +125,7 @@ class Truth:
 
 
 def ffmpeg_truth(path: Path) -> Truth:
-    """Decode a clip by the ffmpeg program, with the timestamps of its file."""
+    """Decode a clip with the ffmpeg program, keeping the file's timestamps."""
     frames, log = _decoded(path, "0:V:0", "-vf", "showinfo,scale=1:1,format=gray", "-f", "rawvideo")
     base = Fraction(re.findall(r"config in time_base: (\d+/\d+)", log)[0])
     times = [float(int(pts) * base) for pts in re.findall(r"\] n: *\d+ pts: *(-?\d+)", log)]
@@ -137,7 +143,7 @@ def ffmpeg_truth(path: Path) -> Truth:
 
 
 def _click_times(sounds: list[tuple[Fraction, Float32s]], rate: int) -> list[Fraction]:
-    """Times of the clicks; frames that follow each other are searched together, because a click may lie between."""
+    """Return the times of the clicks; consecutive frames are searched together, because a click may span two."""
     found, begin, run = list[Fraction](), Fraction(0), np.zeros(0, np.float32)
     for start, part in [*sounds, (Fraction(10**6), run)]:
         if abs(start - begin - Fraction(len(run), rate)) > Fraction(1, 500):
@@ -149,7 +155,7 @@ def _click_times(sounds: list[tuple[Fraction, Float32s]], rate: int) -> list[Fra
 
 
 def peaks(samples: Float32s, least: float = 0.2) -> list[int]:
-    """Places of the clicks: the largest value within 5 ms."""
+    """Return the positions of the clicks, each the largest value within 5 ms."""
     loud, found = np.flatnonzero(samples > least), list[int]()
     for place in loud.tolist():
         if found and place - found[-1] < 240:
@@ -161,7 +167,7 @@ def peaks(samples: Float32s, least: float = 0.2) -> list[int]:
 
 
 def _decoded(path: Path, stream: str, *options: str) -> tuple[bytes, str]:
-    # With several threads, the program loses FLAC and ALAC frames after those that an edit list discards.
+    # With several threads, the program loses the FLAC and ALAC frames that follow frames discarded by an edit list.
     command = [FFMPEG, "-nostdin", "-hide_banner", "-copyts", "-threads", "1", "-i", str(path), "-map", stream]
     done = subprocess.run([*command, "-fps_mode", "passthrough", *options, "-"], capture_output=True, check=True)
     return done.stdout, done.stderr.decode(errors="replace")

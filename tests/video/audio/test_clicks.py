@@ -1,4 +1,4 @@
-"""A click audio where the ffmpeg program puts it relative to the same frame, in every delivered window (SAMPLE-2)."""
+"""SAMPLE-2: in every window, a click sounds where the ffmpeg program puts it relative to the same frame."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.video.audio.conftest import SoundClips
 from tests.video.audio.windows import Score, compare
 
 VARIABLE_RATE = "setpts='PTS+mod(N,3)*0.011/TB'"
-#: name → (kind, ffmpeg's options of a copy, options of its input).
+#: name → (kind, ffmpeg's output options of a copy, its input options)
 COPIES = {
     "cut within a packet": ("aac_mp4", "", "-ss 0.313"),
     "cut, start before zero": ("aac_mp4", "-copyts -avoid_negative_ts disabled", "-ss 0.9"),
@@ -60,7 +60,7 @@ def test_clicks_of_videos_with_a_variable_frame_rate(sound: SoundClips) -> None:
 
 
 def test_clips_are_made_with_each_click_at_its_white_frame(sound: SoundClips) -> None:
-    """The test of the tests: the ffmpeg program shows and audio both at the same time."""
+    """Checks the test clips: in the ffmpeg program's output, each white frame and its click have the same time."""
     for kind in ("pcm_s16le_mov", "aac_mp4", "flac_mkv", "ac3_ts"):
         truth = ffmpeg_truth(sound(kind))
         assert len(truth.flash_times) == len(truth.click_times) == 4
@@ -71,7 +71,7 @@ def test_clips_are_made_with_each_click_at_its_white_frame(sound: SoundClips) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_no_window_of_thousands_is_wrong(sound: SoundClips) -> None:
+def test_thousands_of_windows_are_right(sound: SoundClips) -> None:
     total = Score()
     for offset in (-5.0, -2.5, -0.731, 0.0, 0.0123, 1.237, 5.0):
         for number, kind in enumerate(KINDS):

@@ -1,4 +1,4 @@
-"""Facts about audio, against known tracks and the ffmpeg program."""
+"""Tests of facts about audio, against known tracks and the ffmpeg program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def facts_of(path: Path) -> AudioFacts:
 
 
 def video_with(samples: np.ndarray[tuple[int], np.dtype[np.float64]], path: Path, *options: str) -> Path:
-    """A MOV of 2 s with this mono track."""
+    """Make a 2-second MOV file with this mono track."""
     sound = path.with_suffix(".raw")
     sound.write_bytes((samples * 32767).round().astype("<i2").tobytes())
     run_ffmpeg(
@@ -66,7 +66,7 @@ def test_offsets_and_gaps_are_seconds(sound: SoundClips) -> None:
 
 
 @pytest.mark.parametrize("kind", ["aac_mp4", "libopus_webm", "ac3_ts", "real"])
-def test_loudness_is_that_of_the_ffmpeg_program(kind: str, sound: SoundClips) -> None:
+def test_loudness_equals_the_ffmpeg_programs(kind: str, sound: SoundClips) -> None:
     path = Path(real_clip("bigbuckbunny")) if kind == "real" else sound(kind)
     command = [
         FFMPEG,
@@ -88,7 +88,7 @@ def test_loudness_is_that_of_the_ffmpeg_program(kind: str, sound: SoundClips) ->
 
 
 @pytest.mark.parametrize(("unnamed", "named"), [("2 channels", "stereo"), ("6 channels", "5.1")])
-def test_channels_without_names_are_as_loud_as_those_of_the_default_layout(unnamed: str, named: str) -> None:
+def test_unnamed_channels_are_as_loud_as_the_default_layouts(unnamed: str, named: str) -> None:
     generator, found = np.random.default_rng(0), {}
     samples = (generator.standard_normal((int(unnamed[0]), RATE)) * 0.1).cumsum(axis=1).clip(-1, 1).astype(np.float32)
     for layout in (unnamed, named):

@@ -1,4 +1,4 @@
-"""Damaged, odd and hostile audio: an error of the documented kind, or silence, but never a crash or a shift (SAFE-1)."""
+"""SAFE-1: tests that damaged, unusual and hostile audio gives documented errors or silence, but no crash or shift."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AUDIO = AudioFormat(48000, 1)
 
 
 def decoded(data: bytes, count: int = 5 * 48000) -> Float32s | None:
-    """The first seconds, or None for the documented error."""
+    """Return the first seconds, or None if decoding raises the documented error."""
     out = np.zeros((1, count), np.float32)
     try:
         decode_audio_file(data, 0, out, AUDIO)
@@ -74,8 +74,8 @@ def test_a_thousand_damaged_files_raise_the_documented_errors(sound: SoundClips)
 
 
 @pytest.mark.parametrize("kind", ["flac_mkv", "pcm_s16le_mov", "ac3_mp4", "eac3_mkv"])
-def test_damage_that_a_codec_can_detect_never_shifts_the_sound(kind: str, sound: SoundClips) -> None:
-    """Bytes of the packets are changed, not of the container: an error, or all other samples are where they were."""
+def test_damage_that_a_codec_can_detect_never_shifts_the_audio(kind: str, sound: SoundClips) -> None:
+    """Only packet bytes are damaged, not the container: decoding fails, or all other samples keep their places."""
     data = sound(kind).read_bytes()
     index, good, rng = index_audio(data), decoded(data), random.Random(1)
     assert index is not None
@@ -92,7 +92,7 @@ def test_damage_that_a_codec_can_detect_never_shifts_the_sound(kind: str, sound:
             np.testing.assert_array_equal(from_packets(bytes(bad), index, AUDIO, 0, 5 * 48000), good)
 
 
-def test_packets_of_another_clip_never_pass_for_this_ones(sound: SoundClips) -> None:
+def test_packets_of_another_clip_are_an_error(sound: SoundClips) -> None:
     index = index_audio(sound("flac_mkv").read_bytes())
     assert index is not None
     with pytest.raises(DecodeError):
@@ -110,8 +110,8 @@ def test_a_codec_that_is_not_allowed_is_named(tmp_path: Path, sound: SoundClips)
 
 
 @pytest.mark.parametrize("order", ["FR+FL+LFE", "FL+LFE+BL"])
-def test_channels_in_an_order_without_a_name_are_refused(order: str, tmp_path: Path) -> None:
-    """PyAV frees the list of such channels twice, and the process would end."""
+def test_channels_in_an_unnamed_order_are_refused(order: str, tmp_path: Path) -> None:
+    """PyAV frees the channel list of an unnamed order twice, which would crash the process."""
     path, sines = tmp_path / "a.mov", "0.1*sin(t)|0.2*sin(2*t)|0.3"
     run_ffmpeg(
         *(
@@ -161,7 +161,7 @@ def test_timestamps_years_away_are_refused(sound: SoundClips) -> None:
 
 
 def test_a_track_whose_first_packets_are_incomplete_is_silent_there(sound: SoundClips) -> None:
-    """Such as recordings that begin in the middle of a packet."""
+    """Recordings may begin in the middle of a packet."""
     data = sound("ac3_mp4").read_bytes()
     index, good = index_audio(data), decoded(data)
     assert index is not None

@@ -1,4 +1,4 @@
-"""Audio of real files, delivered where the ffmpeg program puts it relative to the same frame (SAMPLE-2).
+"""SAMPLE-2: tests that audio of real files is delivered where the ffmpeg program puts it relative to the same frame.
 
 The files are test data of Debian's source packages: tests/data/real_audio.csv names package, version and file.
 STREAMVID_REAL_MEDIA is a folder with the unpacked source packages (apt-get source --download-only firefox-esr).
@@ -21,7 +21,7 @@ _ROWS = list(csv.DictReader(_TABLE.read_text().splitlines()))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", _ROWS, ids=[row["file"] for row in _ROWS])
-def test_windows_of_a_real_file_are_the_ffmpeg_programs(row: dict[str, str]) -> None:
+def test_windows_of_a_real_file_equal_the_ffmpeg_programs(row: dict[str, str]) -> None:
     folder = os.environ.get("STREAMVID_REAL_MEDIA")
     if not folder:
         pytest.skip("STREAMVID_REAL_MEDIA is not set to a folder with unpacked source packages")

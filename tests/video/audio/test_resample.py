@@ -1,4 +1,4 @@
-"""Quality of resampling, measured with tones, and mixing of channels."""
+"""Tests of resampling quality, measured with tones, and of channel mixing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAIRS = [(48000, 44100), (44100, 48000), (48000, 32000), (44100, 16000), (48000,
 
 
 def response(frequency: float, in_rate: int, out_rate: int) -> npt.NDArray[np.complex128]:
-    """What resampling makes of a complex tone of amplitude 1, without the ends."""
+    """Return the middle of a resampled complex tone of amplitude 1, without the ends."""
     phase = 2 * np.pi * frequency * np.arange(in_rate // 2) / in_rate
     tone = np.stack([np.cos(phase), np.sin(phase)]).astype(np.float32)
     out = resample(tone, in_rate, out_rate).astype(np.float64)
@@ -27,7 +27,7 @@ def response(frequency: float, in_rate: int, out_rate: int) -> npt.NDArray[np.co
 
 
 @pytest.mark.parametrize(("in_rate", "out_rate"), PAIRS)
-def test_tones_of_the_passband_keep_amplitude_and_phase(in_rate: int, out_rate: int) -> None:
+def test_tones_in_the_passband_keep_amplitude_and_phase(in_rate: int, out_rate: int) -> None:
     for share in (0.01, 0.25, 0.6, 0.9):
         frequency = share * min(in_rate, out_rate) / 2
         found = response(frequency, in_rate, out_rate)
@@ -60,7 +60,7 @@ def test_mixing_follows_the_standard_without_overflow() -> None:
 
 @pytest.mark.parametrize(("codec", "layout", "ending"), [("flac", "7.1", "mkv"), ("aac", "7.1", "mp4")])
 def test_tracks_of_eight_channels_are_delivered(codec: str, layout: str, ending: str, tmp_path: Path) -> None:
-    """PyAV crashes when it counts the planes of such frames."""
+    """PyAV crashes when it counts the planes of frames with eight channels."""
     path, tones = tmp_path / f"a.{ending}", "|".join(f"0.2*sin({300 + 100 * n}*2*PI*t)" for n in range(8))
     run_ffmpeg(
         *("-f", "lavfi", "-i", "color=s=64x64:r=25:d=1", "-f", "lavfi"),
@@ -68,5 +68,5 @@ def test_tracks_of_eight_channels_are_delivered(codec: str, layout: str, ending:
     )
     out = whole_track(path, AudioFormat(48000, 8), 4800, 38400)
     found = [int(np.argmax(np.abs(np.fft.rfft(channel)))) * 48000 // 38400 for channel in out]
-    # The low-frequency channel of AAC carries nothing as high as its tone.
+    # AAC removes the tone of the low-frequency channel, because its frequency is too high.
     assert [pitch for n, pitch in enumerate(found) if n != 3] == [300, 400, 500, 700, 800, 900, 1000]

@@ -1,4 +1,4 @@
-"""Audio that is stretched in time keeps its pitch, and its moments within the documented bound."""
+"""Tests that time-stretched audio keeps its pitch, and the times of its sounds within the documented bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.video.audio.clips import Float32s, peaks
 
 
 def clicks(count: int, rate: int) -> Float32s:
-    """Quiet noise with a click every 0.31 s, in stereo."""
+    """Return quiet stereo noise with a click every 0.31 s."""
     out = np.random.default_rng(0).standard_normal(count) * 1e-3
     out[round(0.2 * rate) :: round(0.31 * rate)] = 0.9
     return np.stack([out, out]).astype(np.float32)
@@ -19,7 +19,7 @@ def clicks(count: int, rate: int) -> Float32s:
 
 @pytest.mark.parametrize("rate", [16000, 44100, 48000])
 @pytest.mark.parametrize("speed", [0.5, 0.7, 0.97, 1.04, 1.7, 2, 3, 5.3, 20])
-def test_moments_are_near_their_places(speed: float, rate: int) -> None:
+def test_clicks_stay_close_to_their_times(speed: float, rate: int) -> None:
     given = clicks(3 * rate, rate)
     count = round(given.shape[1] / speed)
     found = stretch(given, count, rate)

@@ -1,4 +1,4 @@
-"""Whole tracks: a real file, fluctuating timestamps, changing formats, several streams."""
+"""Tests of whole tracks: a real file, fluctuating timestamps, changing formats and several streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.video.clips import run_ffmpeg
 
 
 def drawn(truth: Truth, first: int, count: int) -> Float32s:
-    """The ffmpeg program's samples, each frame at its time."""
+    """Return the ffmpeg program's samples, with each frame at its time."""
     out = np.zeros(count, np.float32)
     for time, samples in truth.sounds:
         place = round(time * truth.rate) - first
@@ -31,8 +31,8 @@ def drawn(truth: Truth, first: int, count: int) -> Float32s:
     return out
 
 
-def test_a_real_track_has_the_values_of_the_ffmpeg_program() -> None:
-    """AAC in 5.1 of a camera-ready clip, in both ways of decoding, with its start and its end."""
+def test_a_real_track_equals_the_ffmpeg_programs() -> None:
+    """5.1 AAC of a real clip, with its start and end, decoded through the container and from packets."""
     path = Path(real_clip("bigbuckbunny"))
     truth, data = ffmpeg_truth(path), Path(path).read_bytes()
     first, count = -truth.rate // 2, 6 * truth.rate
@@ -47,8 +47,8 @@ def test_a_real_track_has_the_values_of_the_ffmpeg_program() -> None:
 @pytest.mark.parametrize(
     ("kind", "jitter"), [("alac_mp4", 0.004), ("flac_mkv", 0.004), ("pcm_s16le_mkv", 0.003), ("flac_mp4", 0.0007)]
 )
-def test_fluctuating_timestamps_do_not_tear_the_sound(kind: str, jitter: float, sound: SoundClips) -> None:
-    """As recorders write them: each packet is up to some ms early or late."""
+def test_fluctuating_timestamps_do_not_interrupt_the_audio(kind: str, jitter: float, sound: SoundClips) -> None:
+    """Some recorders write such timestamps: each packet is up to a few milliseconds early or late."""
     path = sound.copied(kind, f"-bsf:a setts=ts='PTS+round({jitter}*sin(N*N)/TB)'")
     source = track(48000 if kind != "pcm_s16le_mkv" else 44100)
     rate = 48000 if kind != "pcm_s16le_mkv" else 44100
@@ -56,13 +56,13 @@ def test_fluctuating_timestamps_do_not_tear_the_sound(kind: str, jitter: float, 
     present = np.flatnonzero(out)
     start = int(present[0]) - int(np.flatnonzero(source)[0])
     assert abs(start - rate) <= 0.0101 * rate
-    # Without the last packets, after which nothing shows whether a timestamp is for good.
+    # Omit the last packets, because no later packet shows whether their timestamps are jitter or a real shift.
     length = len(source) - 2 * 4608
     np.testing.assert_array_equal(out[start : start + length], source[:length])
 
 
-def test_a_sample_rate_may_change_in_the_middle(tmp_path: Path) -> None:
-    """Two programs of a transport stream: 44.1 kHz mono, then 48 kHz stereo, with the same tone."""
+def test_a_sample_rate_may_change_within_a_track(tmp_path: Path) -> None:
+    """Two programs of a transport stream have the same tone: 44.1 kHz mono, then 48 kHz stereo."""
     picture = ("-f", "lavfi", "-i", "color=s=64x64:r=25:d=2")
     for name, rate, channels in (("a", 44100, 1), ("b", 48000, 2)):
         tone = ("-f", "lavfi", "-i", f"aevalsrc=0.25*sin(1000*2*PI*t):d=2:s={rate}")
@@ -116,7 +116,7 @@ def test_the_default_stream_of_several_is_delivered(tmp_path: Path, sound: Sound
     ],
 )
 def test_priming_and_padding_are_cut(kind: str, sound: SoundClips) -> None:
-    """The delivered audio is as long as the track that was encoded, to the sample."""
+    """The delivered audio has exactly as many samples as the encoded track."""
     rate = KINDS[kind].rate
     out = np.zeros((1, 6 * rate), np.float32)
     assert decode_audio_file(sound(kind), -rate, out, AudioFormat(rate, 1)).num_present == 4 * rate
@@ -129,7 +129,7 @@ def _box(kind: bytes, content: bytes) -> bytes:
 
 
 def test_priming_that_only_itunes_metadata_declares_is_cut(tmp_path: Path, sound: SoundClips) -> None:
-    """iTunSMPB, which encoders of Apple write in place of an edit list."""
+    """Apple's encoders write iTunSMPB in place of an edit list."""
     data = sound.copied("aac_mp4", "-use_editlist 0").read_bytes()
     text = b" 00000000 00000400 00000000 000000000002EE00 00000000 00000000"
     item = _box(b"mean", bytes(4) + b"com.apple.iTunes") + _box(b"name", bytes(4) + b"iTunSMPB")

@@ -1,4 +1,4 @@
-"""Windows of a track: adjacent ones rebuild it, and both ways of decoding agree."""
+"""Tests of windows of a track: adjacent windows rebuild it, and container and packet decoding agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.video.audio.conftest import SoundClips
 from tests.video.audio.windows import from_packets, whole_track
 
 EXACT = [name for name, kind in KINDS.items() if kind.is_exact]
-#: Codecs that decode differently from another start: Opus by its filters' memory, AAC by its noise.
+#: Codecs whose output depends on where decoding starts: Opus because of its filters' memory, AAC because of its noise.
 NEAR = {"libopus": 1e-6, "aac": 0.35}
 
 
@@ -49,10 +49,10 @@ def test_lossless_audio_is_delivered_bit_for_bit(kind: str, sound: SoundClips) -
 def test_adjacent_windows_rebuild_the_track_exactly(
     kind: str, rate: int, edges: list[int], channels: int, sound: SoundClips
 ) -> None:
-    """For any rate, any sizes and any place to resume; moments before and after the audio are silent."""
+    """This holds for any rate, size and split; times before and after the audio are silent."""
     data, index = indexed(sound(kind))
     audio = AudioFormat(rate, channels)
-    # In the rate's own samples, so that slow rates have short windows.
+    # In samples of the chosen rate, so that windows at low rates are short.
     places = sorted({-2000 * rate // 48000, 230_000 * rate // 48000, *(edge * rate // 48000 for edge in edges)})
     whole = whole_track(sound(kind), audio, places[0], places[-1] - places[0])
     parts = [from_packets(data, index, audio, first, stop - first) for first, stop in pairwise(places)]
@@ -83,7 +83,7 @@ def test_windows_of_lossy_audio_equal_the_track(kind: str, sound: SoundClips) ->
 
 
 def test_opus_without_prediction_needs_little_before_a_window(sound: SoundClips) -> None:
-    """The index measures it, because no container says how the packets were encoded."""
+    """The index measures the pre-roll, because no container says how the packets were encoded."""
     usual = indexed(sound.copied("flac_mkv", "-c:a libopus"))[1]
     path = sound.copied("flac_mkv", "-c:a libopus -frame_duration 60 -packet_loss 100")
     data, index = indexed(path)
@@ -97,7 +97,7 @@ def test_opus_without_prediction_needs_little_before_a_window(sound: SoundClips)
         np.testing.assert_allclose(part, whole[:, first : first + 9600], rtol=0, atol=NEAR["libopus"])
 
 
-def test_a_window_names_only_the_bytes_that_it_needs(sound: SoundClips) -> None:
+def test_a_window_refers_only_to_the_bytes_that_it_needs(sound: SoundClips) -> None:
     data, index = indexed(sound("aac_mp4"))
     window = index.window(48000, 24000, 48000)
     assert 0 < window.num_bytes < len(data) / 3
@@ -107,7 +107,7 @@ def test_a_window_names_only_the_bytes_that_it_needs(sound: SoundClips) -> None:
         assert any(begin <= offset and offset + size <= end for begin, end in covered)
 
 
-def test_silence_is_delivered_where_a_clip_has_no_audio(sound: SoundClips) -> None:
+def test_parts_without_audio_are_silent(sound: SoundClips) -> None:
     audio = AudioFormat(48000, 2)
     data, index = indexed(sound("aac_mp4"))
     assert not whole_track(sound("aac_mp4"), audio, 10 * 48000, 100).any()
@@ -132,7 +132,7 @@ def test_grid_positions_are_rounded_by_at_most_half_a_sample() -> None:
         assert abs(offset_seconds(time, first, 44100)) <= 0.5 / 44100
 
 
-def test_an_index_survives_its_stored_form_and_refuses_others(sound: SoundClips) -> None:
+def test_an_index_round_trips_through_its_stored_form_and_invalid_ones_are_refused(sound: SoundClips) -> None:
     _, index = indexed(sound("flac_mkv"))
     assert AudioStreamInfo.from_json(index.info.to_json()) == index.info
     preroll = index.info.to_json().replace('"preroll": null', '"preroll": -1')

@@ -1,4 +1,4 @@
-"""Files of their own: where they begin, whatever time their container gives their first sample."""
+"""Tests of the time at which audio files and videos begin, whatever time the container gives to their first sample."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_file_without_pictures_begins_with_its_first_sample(ending: str, tmp_p
 
 
 def test_a_video_begins_with_its_first_frame(tmp_path: Path) -> None:
-    """Its audio keeps its place beside its own pictures, also in a container whose first time is not 0."""
+    """The audio keeps its position relative to the video, also if the container's first time is not 0."""
     sound, found = chirps(SECONDS, RATE), np.zeros((2, SECONDS * RATE), np.float32)
     late = sounding(24 * SECONDS, sound, rate=RATE, start_seconds=Fraction(1, 2))
     (tmp_path / "late.mp4").write_bytes(late)

@@ -1,4 +1,4 @@
-"""Windows of a clip's audio, decoded in both ways, and where their clicks audio."""
+"""Windows of a clip's audio, decoded through the container and from packets, and comparison of their clicks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from streamvid.video.packets import read_packets
 from tests.video.audio.clips import Float32s, Truth, peaks
 
 RATES = (16000, 24000, 32000, 44100, 48000)
-_EDGE = 0.01  # a click this near to a window's edge may or may not be found
+_EDGE = 0.01  # a click this close to a window's edge may or may not be found
 
 
 def whole_track(path: Path, audio: AudioFormat, first: int, count: int) -> Float32s:
-    """A window decoded through the container."""
+    """Decode a window through the container."""
     out = np.full((audio.num_channels, count), np.nan, np.float32)
     decode_audio_file(path, first, out, audio)
     return out
 
 
 def from_packets(data: bytes, index: AudioIndex, audio: AudioFormat, first: int, count: int) -> Float32s:
-    """A window decoded from the byte range that the index names, with nothing else of the file."""
+    """Decode a window from nothing but the byte range that the index names."""
     out = np.full((audio.num_channels, count), np.nan, np.float32)
     window = index.window(first, count, audio.sample_rate)
     part = memoryview(data[window.first_byte : window.first_byte + window.num_bytes])
@@ -38,7 +38,7 @@ def from_packets(data: bytes, index: AudioIndex, audio: AudioFormat, first: int,
 
 
 def frame_times(path: Path) -> list[Fraction]:
-    """Presentation times of a video's frames."""
+    """Return the presentation times of a video's frames."""
     with open_video(path, LIMITS) as video:
         table = read_packets(video)
         return [time * table.time_base for time in table.timestamps]
@@ -46,7 +46,7 @@ def frame_times(path: Path) -> list[Fraction]:
 
 @dataclass
 class Score:
-    """Counts of windows, and descriptions of the wrong ones. num_clicks: clicks that were compared."""
+    """Number of windows and of compared clicks, and descriptions of the wrong windows."""
 
     num_windows: int = 0
     num_clicks: int = 0
@@ -54,7 +54,7 @@ class Score:
 
 
 def compare(path: Path, truth: Truth, score: Score, num_windows: int, tolerance: float, seed: int) -> None:
-    """Decode random windows, each from the time of a random frame, and compare their clicks with the ffmpeg program's.
+    """Decode random windows that start at random frames, and compare their clicks with the ffmpeg program's.
 
     tolerance: allowed deviation in seconds; 0 for one sample.
     """
@@ -81,7 +81,7 @@ def compare(path: Path, truth: Truth, score: Score, num_windows: int, tolerance:
 
 
 def pytest_approx(value: float) -> float:
-    """The value, compared with a tolerance of 0.1 ms."""
+    """Return the value for comparisons with a tolerance of 0.1 ms."""
     import pytest
 
     return pytest.approx(value, abs=1e-4)  # type: ignore[no-any-return]
