@@ -62,7 +62,7 @@ $(VENV)/.installed-newest: tools/newest.txt tools/constraints.txt
 
 newest: $(VENV)/.installed-newest ## the tests of video/ with the newest PyAV, for example NEWEST=python3.13
 	OMP_NUM_THREADS=1 $(VENV)/newest/bin/python -m pytest -n 3 -m 'not slow' \
-	  -k 'not memory and not grow_with_the_clip and not fresh_pages and not unpacked_without' tests/video \
+	  -k 'not memory and not grow_with_the_clip and not new_pages and not decompressed_only' tests/video \
 	  --ignore tests/video/test_bench_decode.py
 
 # What a clean checkout installs for CI: make -j2 does it side by side, and lint and types besides.
