@@ -1,4 +1,4 @@
-"""What the recipes of diffusion models share: times, weights, latents."""
+"""Tests of the code shared by all diffusion recipes: times, loss weights and latents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config(**settings: object) -> DiffusionConfig:
 
 
 def test_numbers_depend_on_the_seed_alone() -> None:
-    """SAMPLE-1"""
+    """SAMPLE-1: noise and random numbers depend only on the sample's seed, not on its batch."""
     noise, numbers = uniform_numbers((4, 2, 3, 3), [5, 6], torch.device("cpu"))
     alone, own = uniform_numbers((4, 2, 3, 3), [6], torch.device("cpu"))
     assert torch.equal(noise[1:], alone) and torch.equal(numbers[1:], own)
@@ -42,7 +42,7 @@ def test_logit_normal_times_are_distributed_as_in_diffusers() -> None:
 
 @pytest.mark.parametrize("sampling", ["uniform", "logit-normal"])
 def test_an_expert_gets_its_part_of_the_distribution(sampling: str) -> None:
-    """The two parts together are the whole, in the right proportion."""
+    """The two parts together form the whole distribution, in the right proportion."""
     whole = times_of(EVENLY, config(time_sampling=sampling), 3.0)
     share = float((whole >= 0.875).float().mean())
     for interval, inside, fraction in (
