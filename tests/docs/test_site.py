@@ -1,4 +1,5 @@
-"""The documentation site: it builds without a warning, every page is reachable, and nothing comes from another host."""
+"""Tests of the documentation site: it builds without warnings, every page is reachable, and pages load no other
+host."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Links(HTMLParser):
-    """Links of a page: `loaded` are fetched to show it, `shown` are for the reader. `ids`: targets within the page."""
+    """Links of a page. loaded: fetched to show it; shown: for readers; ids: targets within the page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
