@@ -16,7 +16,7 @@ SCENES = (
     ("bigbuckbunny", 0, 132),
     ("carphone_pristine", 0, 120),
 )
-"""Scenes of the real clips: (clip, first frame, frame after the last). The cuts of "bikes" were made by its author."""
+"""Scenes of the real clips: (clip, first frame, frame after the last). The author of "bikes" made its cuts."""
 ENCODINGS: tuple[dict[str, Any], ...] = (
     {"codec": "libx264"},
     {"codec": "libx264", "options": {"g": "250", "crf": "32", "preset": "veryfast"}},

@@ -90,7 +90,7 @@ def room(path: Path) -> str:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_only_from_lower_floors(path: Path) -> None:
     if path == PACKAGE / "__init__.py" or room(path) == "__main__":
-        return  # lists what it loads lazily
+        return  # the package's `__init__.py` lists what it loads lazily
     own = room(path)
     for module, _ in imports(path):
         parts = module.split(".")

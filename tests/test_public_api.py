@@ -15,9 +15,9 @@ from tests.processes import run_python
 
 PACKAGE = Path(streamvid.__file__).parent
 MANY_FIELDS = {"LoaderStats", "VideoInfo"}
-"""Public dataclasses of more than 12 fields that are not options, or still to be divided."""
+"""Public dataclasses with more than 12 fields: not options, or still to be divided."""
 SHARED_NAMES = {"Members", "Record", "Sidecar", "_Reader"}
-"""Names of several classes that are still to be told apart."""
+"""Names that several classes share and that are still to be made unique."""
 HEAVY = (
     "torch",
     "urllib.request",

@@ -173,7 +173,7 @@ def test_sizes_are_read_strictly() -> None:
 
 
 def test_details_come_from_the_samples_index() -> None:
-    """Shapes, loads and times are reported besides the counts, and estimates are marked."""
+    """The report includes shapes, loads and times as well as counts, and marks estimates."""
     told = facts("--batch-size", "1", "--num-ranks", "2")
     assert told["kind"] == "dataset"
     details = told["details"]

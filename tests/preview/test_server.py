@@ -94,7 +94,7 @@ def test_wrong_values_are_explained(demo: PreviewServer, query: str, problem: st
     "options", [{"tail": "carry"}, {"tail": "uneven"}, {"tail": "pad", "shuffle": "none", "where": "fps > 20"}]
 )
 def test_a_step_equals_that_of_the_loaders(demo: PreviewServer, sharded: Sharded, options: dict[str, str]) -> None:
-    """PLAN-1: a step in a later epoch is that of the loaders of all ranks."""
+    """PLAN-1: a step in a later epoch has the keys that the loaders of all ranks deliver."""
     query = "".join(f"&{name}={value.replace(' ', '+')}" for name, value in options.items())
     for step in (0, 2):
         page = demo.get(f"/step?epoch=1&step={step}&ranks=2&batch=2&seed=5{query}").text

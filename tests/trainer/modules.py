@@ -110,7 +110,7 @@ class FailingSamples(UserTraining):
 
 
 def fails_on_rank_1(**arguments: Any) -> nn.Module:
-    """Build the small recipe with samples that fail on rank 1 while rank 0 gathers sharded weights for its own."""
+    """Build the small recipe with samples that fail on rank 1 while rank 0 gathers sharded weights for its samples."""
     from streamvid.recipes.small.training import build
 
     module: Any = build(**arguments)

@@ -91,7 +91,7 @@ def test_a_split_run_has_the_losses_of_one_stage(tones: Path, features: Path, tm
 
 
 def test_audio_states_arrive_beside_the_latents(tones: Path, features: Path) -> None:
-    """A plain loop receives what `encode` makes of the audio of the same visit."""
+    """A user's own loop receives the states that `encode` computes from the audio of the same visit."""
     from tests.trainer.encoders import build_hearing
 
     module = build_hearing(**HEARING.args)

@@ -41,7 +41,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Telling(UserTraining):
-    """A module whose loss is the result of `tell`."""
+    """A module that returns `tell(module, loss)` as its loss."""
 
     def __init__(self, tell: Any) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ Size: TypeAlias = tuple[int, int, int]
 
 
 def shard(folder: Path, sizes: Sequence[Size], *options: object) -> Path:
-    """Shard the videos of a folder into the dataset `ds` beside it, with a bucket for each size."""
+    """Shard the videos of a folder into the dataset `ds` next to it, with a bucket for each size."""
     buckets = ",".join(f"{width}x{height}@{frames}" for frames, height, width in sizes)
     dataset = folder.with_name("ds")
     run_streamvid("shard", folder, dataset, *options, "--buckets", buckets, "--workers", "1")
