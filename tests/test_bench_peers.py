@@ -62,7 +62,7 @@ def request(clips: Path, method: str, **more: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["pyav_seek", "opensora"])
-def test_a_decode_peer_delivers_the_frames_that_streamvid_does(
+def test_a_decode_peer_delivers_the_same_frames_as_streamvid(
     clips: Path, peers: DecodePeers, tmp_path: Path, method: str
 ) -> None:
     answer = peers.ask(**request(clips, method, save=str(tmp_path / "pixels.npy")))
@@ -120,7 +120,7 @@ def test_a_peer_that_is_not_installed_is_named_with_the_reason(clips: Path, peer
         assert "No module named 'decord'" in peers.ask(**request(clips, "decord"))["error"]
 
 
-def test_a_decoder_that_ended_is_a_failure_not_a_figure(clips: Path) -> None:
+def test_a_dead_decoder_is_a_failure(clips: Path) -> None:
     with decode_peers(PYTHON) as peers:
         peers.process.kill()
         with pytest.raises(PeerFailure, match="ended with -9"):

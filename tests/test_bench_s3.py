@@ -55,6 +55,6 @@ def test_one_epoch_is_counted_whole(
     assert 0 < found["cached"]["requests"] <= found["plain"]["requests"]
 
 
-def test_medians_are_of_figures_alone() -> None:
+def test_medians_cover_only_figures() -> None:
     """Each figure is summarized as median, lowest and highest value; texts are left out."""
     assert medians([{"a": 1.0, "b": "x"}, {"a": 3.0, "b": "y"}, {"a": 2.0, "b": "z"}]) == {"a": [2.0, 1.0, 3.0]}

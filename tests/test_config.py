@@ -122,7 +122,7 @@ def test_a_missing_field_is_named() -> None:
         load_config(Run, None)
 
 
-def test_all_mistakes_come_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     lines = error_of("nmae=x", "optimizer.lr=fast", "second.beta=1", "shuffle=no").splitlines()
     assert lines[0] == "4 mistakes in overrides:"
     assert sorted(line.split()[1] for line in lines[1:]) == ["nmae", "optimizer.lr", "second.beta", "shuffle"]

@@ -86,7 +86,7 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
         assert (ROOT / path).exists() and any(fnmatch(path, pattern) for pattern in allowed), path
 
 
-def test_the_compose_file_holds_together() -> None:
+def test_the_compose_file_is_consistent() -> None:
     """All services, volumes, stages, build arguments and hosts that the file refers to exist."""
     file = compose()
     services = file["services"]

@@ -139,7 +139,7 @@ def test_own_answers_never_reach_the_server(plain: Plain, kind: str) -> None:
     assert plain.kept == {}
 
 
-def test_refused_before_the_server_and_lost_after_it(plain: Plain) -> None:
+def test_refused_requests_and_lost_answers(plain: Plain) -> None:
     with FaultProxy(plain.url, faults=("refused",), fault_rate=1) as proxy:
         for method, body in [("GET", None), ("PUT", BODY)]:
             with pytest.raises(ConnectionError):
@@ -154,7 +154,7 @@ def test_refused_before_the_server_and_lost_after_it(plain: Plain) -> None:
 
 
 @pytest.mark.parametrize("path", ["/plain", "/chunked", "/until-close"])
-def test_bodies_that_end_early(plain: Plain, path: str) -> None:
+def test_bodies_end_early(plain: Plain, path: str) -> None:
     with FaultProxy(plain.url, faults=("truncated",), fault_rate=1) as proxy:
         if path == "/until-close":  # without a length, a client cannot detect truncation
             assert 0 < len(ask(proxy, path)[1]) < len(BODY)
@@ -232,7 +232,7 @@ def test_wrong_etag(plain: Plain) -> None:
     assert etags[0] != ETAG and etags[0].startswith('"') and etags[1] == ETAG
 
 
-def test_dead_resets_all_connections_and_back_to_life(plain: Plain) -> None:
+def test_a_dead_proxy_resets_all_connections_and_can_be_revived(plain: Plain) -> None:
     with FaultProxy(plain.url) as proxy:
         connection = connect(proxy)
         connection.request("GET", "/empty")
@@ -298,7 +298,7 @@ def test_the_same_requests_meet_the_same_faults(plain: Plain) -> None:
 
 # Newer Pythons warn about forking with threads, but the child only waits.
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_it_closes_while_a_forked_child_lives(plain: Plain) -> None:
+def test_the_proxy_closes_while_a_forked_child_lives(plain: Plain) -> None:
     proxy = FaultProxy(plain.url)
     child = os.fork()
     if not child:

@@ -83,7 +83,7 @@ def check_numbers(dest: Path, entry: dict, buckets=BUCKETS) -> None:
 
 
 @pytest.mark.slow
-def test_every_frame_says_its_number_at_full_size_and_in_every_bucket(built):
+def test_every_frame_shows_its_number_at_full_size_and_in_every_bucket(built):
     dest, corpus = built
     burned = entries_of(corpus, burned=True, expect="keep")
     codecs = {entry["codec"] for entry in burned}
@@ -93,7 +93,7 @@ def test_every_frame_says_its_number_at_full_size_and_in_every_bucket(built):
 
 
 @pytest.mark.slow
-def test_pipelines_that_ignore_the_pixel_shape_can_read_too(built):
+def test_numbers_are_readable_without_the_sample_aspect_ratio(built):
     dest, corpus = built
     (entry,) = entries_of(corpus, sar="4/3")
     assert (entry["width"], entry["height"]) == (480, 360)
@@ -146,7 +146,7 @@ def test_timestamps_packets_and_keyframes_are_as_described(built):
 
 
 @pytest.mark.slow
-def test_the_oddities_are_there(built):
+def test_the_corpus_contains_the_described_oddities(built):
     dest, corpus = built
     by_name = {Path(entry["path"]).stem: entry for entry in corpus["files"]}
     assert {entry.get("rotation") for entry in corpus["files"]} >= {0, 90, 180, 270}
@@ -196,7 +196,7 @@ def test_two_builds_have_the_same_bytes_in_one_process_or_in_several(tmp_path):
     assert (tmp_path / "other" / blink["path"]).read_bytes() != trees[0][blink["path"]]
 
 
-def test_a_finished_corpus_is_left_alone_a_damaged_or_other_one_rebuilt(tmp_path):
+def test_a_finished_corpus_is_kept_and_a_damaged_or_different_one_rebuilt(tmp_path):
     dest, only = tmp_path / "corpus", "images/*.jpg"
     first = make_corpus.make_corpus(dest, only=only, workers=1)
     inode = (dest / "images/meadow.jpg").stat().st_ino
@@ -272,7 +272,7 @@ def test_a_little_distortion_and_noise_do_no_harm():
     assert make_corpus.read_number(noisy[2:, 3:], 1.0, 180) == 1234
 
 
-def test_what_is_not_one_whole_upright_number_reads_as_none():
+def test_incomplete_and_distorted_numbers_read_as_none():
     first, second = picture_with(1000).astype(int), picture_with(1001).astype(int)
     wrong = {
         "unmarked": np.random.default_rng(1).integers(0, 256, (180, 320, 3), dtype=np.uint8),

@@ -87,7 +87,7 @@ def test_a_larger_window_mixes_more_and_reads_more_shards() -> None:
     assert shards.neighbors_kept > 0.97 and shards.reads_per_batch < 1.1
 
 
-def test_slices_of_a_large_dataset_show_what_all_of_it_does() -> None:
+def test_slices_of_a_large_dataset_represent_all_of_it() -> None:
     sizes = {f"b{number}": [60 + 10 * number, 140] * 150 for number in range(3)}
     batch_sizes = dict.fromkeys(sizes, 4)
     whole = shuffle_quality(sizes, batch_sizes, PlanOptions(), 8)

@@ -54,7 +54,7 @@ def test_an_error_is_one_line_and_verbose_adds_the_traceback(tmp_path: Path) -> 
     assert verbose.returncode == 1 and "Traceback" in verbose.stderr and verbose.stderr.endswith(quiet.stderr)
 
 
-def test_a_lack_of_memory_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_out_of_memory_is_a_one_line_error(tmp_path: Path) -> None:
     with (tmp_path / "metadata.json").open("wb") as file:
         file.truncate(2_000_000_000)  # a sparse file
     limited = ["bash", "-c", 'ulimit -v 1800000 && exec "$@"', "-", sys.executable, "-m", "streamvid"]

@@ -137,7 +137,7 @@ def write(server: Rgw, bucket: str, videos: Path, dataset: Path, tmp_path: Path)
     streamvid.copy_dataset(f"s3://{bucket}/ds/theirs", f"s3://{bucket}/ds/copy", journal=tmp_path / "journal")
 
 
-def test_the_policy_of_writers_is_enough(theirs: str, rgw: Rgw, s3_env: S3Env, tiny: Tiny, tmp_path: Path) -> None:
+def test_the_policy_of_writers_is_sufficient(theirs: str, rgw: Rgw, s3_env: S3Env, tiny: Tiny, tmp_path: Path) -> None:
     s3_env(rgw.other)
     rgw.client.put_bucket_policy(Bucket=theirs, Policy=policy(1, theirs))
     write(rgw, theirs, tiny.videos, tiny.dataset, tmp_path)

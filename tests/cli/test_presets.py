@@ -30,7 +30,7 @@ def test_the_list_names_every_preset_with_its_rule_and_tokens() -> None:
     assert [row["name"] for row in json.loads(run("--json"))] == list(preset_names())
 
 
-def test_show_prints_the_file_with_its_sources_then_what_each_bucket_takes() -> None:
+def test_show_prints_the_file_with_its_sources_and_the_cost_of_each_bucket() -> None:
     shown = run("show", "wan2.1-480p", "--max-tokens-per-batch", "70000")
     assert "Wan-Video/Wan2.1, wan/configs/shared_config.py: sample_fps 16" in shown
     row = next(line for line in shown.splitlines() if line.startswith("832x480-81f "))

@@ -169,7 +169,7 @@ def test_a_dry_run_that_accepts_nothing_fails(tmp_path: Path) -> None:
     assert done.returncode == 1 and "1 rejected" in done.stdout and done.stderr.count("Traceback") == 0
 
 
-def test_dry_run_beside_a_dataset_leaves_it_alone(tiny: Tiny) -> None:
+def test_a_dry_run_does_not_change_an_existing_dataset(tiny: Tiny) -> None:
     before = tree_of(tiny.dataset)
     run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--seed", "7", "--dry-run")
     assert tree_of(tiny.dataset) == before

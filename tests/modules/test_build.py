@@ -97,7 +97,7 @@ def test_an_error_inside_a_users_module_is_reported_as_such(tmp_path: Path, monk
         import_object("broken_training_b:build")
 
 
-def test_a_module_beside_the_configuration_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     text = "import torch\nclass Own:\n    @staticmethod\n    def build(path, task):\n        return torch.nn.Linear(path, len(task))\n"

@@ -155,7 +155,7 @@ def test_globs_below_a_root_are_one_model_each_and_mix_with_paths(
     assert not differing(module.dit.state_dict(), source.dit.state_dict())
 
 
-def test_a_model_that_is_named_twice_counts_once_and_the_first_wins(
+def test_a_model_that_is_listed_twice_loads_the_first_entry_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, module = made(1), made(2), made(3)
@@ -228,7 +228,7 @@ def test_a_file_that_fits_two_models_needs_a_name_or_its_models_prefix(tmp_path:
 
 
 @pytest.mark.parametrize("on_meta", [False, True])
-def test_a_shared_weight_needs_to_be_in_the_file_once_and_stays_shared(tmp_path: Path, on_meta: bool) -> None:
+def test_a_shared_weight_is_stored_once_and_stays_shared(tmp_path: Path, on_meta: bool) -> None:
     torch.manual_seed(0)
     source = modules.Pair()
     save_file({"embed.weight": source.tied.embed.weight.detach()}, tmp_path / "a.safetensors")
@@ -343,7 +343,7 @@ def test_a_saved_model_with_buffers_is_a_complete_weight_file(tmp_path: Path) ->
     assert not differing(again.autoencoder.state_dict(), module.autoencoder.state_dict())
 
 
-def test_adapters_have_a_file_of_their_own_with_rank_and_alpha(tmp_path: Path) -> None:
+def test_adapters_have_a_separate_file_with_rank_and_alpha(tmp_path: Path) -> None:
     module = made(1)
     module.requires_grad_(False)
     module.refiner.requires_grad_(True)

@@ -138,7 +138,7 @@ def test_a_view_is_applied_to_all_pages(serve: Serve, tmp_path: Path) -> None:
             assert row is inside or (answer.status == 404 and "is not in the view (key ==" in answer.text)
 
 
-def test_what_does_not_exist_is_not_found(demo: PreviewServer) -> None:
+def test_missing_samples_are_not_found(demo: PreviewServer) -> None:
     answer = demo.get("/key/none")
     assert answer.status == 404 and "key 'none' is not in" in answer.text
     assert demo.get(f"/sample/{BUCKET}/0/999").status == 404

@@ -95,7 +95,7 @@ def test_the_tone_of_a_clip_is_as_high_as_its_disc(dataset: Path) -> None:
     assert torch.corrcoef(torch.cat(places, dim=1))[0, 1] > 0.95
 
 
-def test_audio_reaches_the_loss_and_other_initial_weights_are_those_without_it() -> None:
+def test_audio_affects_the_loss_and_adds_weights_without_changing_others() -> None:
     hearing, deaf = build(**HEARING), build(**{**HEARING, "audio_window": None})
     weights = hearing.transformer.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in deaf.transformer.state_dict().items())

@@ -22,7 +22,7 @@ def config(**settings: object) -> DiffusionConfig:
     return DiffusionConfig(model="unused", **settings)  # type: ignore[arg-type]
 
 
-def test_numbers_depend_on_the_seed_alone() -> None:
+def test_random_numbers_depend_only_on_the_seed() -> None:
     """SAMPLE-1: noise and random numbers depend only on the sample's seed, not on its batch."""
     noise, numbers = uniform_numbers((4, 2, 3, 3), [5, 6], torch.device("cpu"))
     alone, own = uniform_numbers((4, 2, 3, 3), [6], torch.device("cpu"))
@@ -69,7 +69,7 @@ def test_the_shift_by_tokens_is_that_of_the_pipeline(num_tokens: int) -> None:
     assert scheduler_shift({}, num_tokens) == 1.0
 
 
-def test_weights_are_those_of_their_sources() -> None:
+def test_loss_weights_match_their_sources() -> None:
     sigmas = shifted(torch.linspace(1, 0, 1001)[:-1], 5.0)
     bell = torch.exp(-2 * ((sigmas * 1000 - 500) / 1000) ** 2)
     bell = bell - bell.min()

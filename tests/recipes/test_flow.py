@@ -21,7 +21,7 @@ def test_a_sample_draws_the_same_whatever_batch_it_is_in(seeds: list[int], place
     assert torch.equal(times[row], time[0])
 
 
-def test_draws_depend_on_the_seed_alone_and_leave_global_randomness_alone() -> None:
+def test_draws_depend_only_on_the_seed_and_do_not_affect_global_randomness() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     noise, times = draw_noise_and_times(SHAPE, [0, 1, 2, 2**63 - 1], "cpu")
@@ -91,13 +91,13 @@ def test_euler_is_exact_on_straight_paths_for_any_number_of_steps(shift: float) 
         assert torch.allclose(found, target, atol=1e-5)
 
 
-def test_euler_is_more_exact_on_curved_paths_with_more_steps() -> None:
+def test_euler_is_more_accurate_on_curved_paths_with_more_steps() -> None:
     """For dx/dt = x from t = 1 down to 0, the exact solution is x_0 = noise / e."""
     noise, _ = draw_noise_and_times(SHAPE, [1], "cpu")
     errors = [(sample_by_euler(lambda x, t: x, noise, n) - noise / torch.e).abs().max() for n in (1, 10, 100)]
     assert errors[0] > 5 * errors[1] > 25 * errors[2] > 0
 
 
-def test_guidance_goes_from_no_text_to_text_and_beyond() -> None:
+def test_guidance_interpolates_between_no_text_and_text_and_extrapolates() -> None:
     with_text, without = torch.full((1,), 3.0), torch.full((1,), 1.0)
     assert [guided(with_text, without, scale).item() for scale in (0.0, 1.0, 2.0)] == [1.0, 3.0, 5.0]

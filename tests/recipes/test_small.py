@@ -190,7 +190,7 @@ def test_a_wrong_setting_is_named(settings: dict[str, object], named: str) -> No
         build(**settings)
 
 
-def test_importing_the_room_imports_no_heavy_library() -> None:
+def test_importing_the_package_imports_no_heavy_library() -> None:
     code = "import sys, streamvid.modules; print(sorted({'torch', 'transformers', 'peft', 'accelerate'} & set(sys.modules)))"
     done = run_python(code)
     assert done.stdout.strip() == "[]"

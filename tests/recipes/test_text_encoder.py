@@ -68,7 +68,7 @@ def test_an_empty_text_is_one_state_of_zeros_with_every_encoder(minilm: Transfor
     assert torch.equal(bytes_encoder()([""])[0], no_text(BYTES_WIDTH))
 
 
-def test_states_of_a_published_encoder_are_its_last_hidden_ones(minilm: TransformersEncoder) -> None:
+def test_states_of_a_published_encoder_are_its_last_hidden_states(minilm: TransformersEncoder) -> None:
     """A caption has one state per token, including [CLS] and [SEP], which is bit-identical in any batch."""
     from transformers import AutoModel, AutoTokenizer
 
@@ -108,7 +108,7 @@ def test_captions_are_cut_at_max_tokens_and_the_width_is_known_without_loading()
 
 
 @given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5))
-def test_padding_keeps_every_state_and_says_where_they_are(lengths: list[int]) -> None:
+def test_padding_keeps_every_state_and_returns_a_mask(lengths: list[int]) -> None:
     states = [torch.randn(length, 3) for length in lengths]
     padded, mask = pad_states(states)
     assert padded.shape == (len(lengths), max(lengths), 3)

@@ -90,7 +90,7 @@ def test_a_split_run_has_the_losses_of_one_stage(tones: Path, features: Path, tm
     assert own != other
 
 
-def test_audio_states_arrive_beside_the_latents(tones: Path, features: Path) -> None:
+def test_audio_states_arrive_with_the_latents(tones: Path, features: Path) -> None:
     """A user's own loop receives the states that `encode` computes from the audio of the same visit."""
     from tests.trainer.encoders import build_hearing
 

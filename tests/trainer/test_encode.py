@@ -141,7 +141,7 @@ def test_independent_parts_write_the_same_bytes(dataset: Path, sidecar: Path, tm
     assert files_of(root) == files_of(sidecar)
 
 
-def test_a_filter_of_the_dataset_leaves_no_sample_out(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
+def test_a_filter_of_the_dataset_excludes_no_sample(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
     """All samples are encoded, even if the dataset's filter selects fewer for training."""
     source = {"url": str(dataset), "where": 'endswith(key, "1")'}
     assert encode(encoding(dataset, tmp_path / "sidecar", {"data.dataset": source})).num_samples == 23
@@ -397,7 +397,7 @@ def test_a_stale_sidecar_is_refused(dataset: Path, sidecar: Path, tmp_path: Path
     assert files_of(sidecar) == before
 
 
-def test_what_encoders_do_not_depend_on_may_change(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
+def test_settings_that_encoders_do_not_depend_on_may_change(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
     """If a module names its `encoder_args`, one sidecar serves models of other sizes and other caption dropout."""
     model = ModelConfig(factory=ENCODERS, args={"draws": 0.5, "dim": 8, "dropout": 0.5})
     source = {"url": str(dataset), "captions": {"dropout": 0.5}}

@@ -85,7 +85,7 @@ def test_full_training_and_adapters_are_saved_separately(dataset: Path, tmp_path
     assert all(torch.allclose(kept[name], adapters[name], atol=1e-9) for name in adapters)
 
 
-def test_folders_of_adapters_are_replaced_and_removed_as_files_are(dataset: Path, tmp_path: Path) -> None:
+def test_folders_of_adapters_are_replaced_and_removed_like_files(dataset: Path, tmp_path: Path) -> None:
     adapted = LoraConfig(base_model="dit", target_modules="head", rank=2, format="peft")
     changes = {
         "model": ModelConfig(factory=OURS, trainable=(), lora=adapted),
@@ -215,7 +215,7 @@ def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path:
     assert "place" in seen[0] and "depth" not in seen[0]
 
 
-def test_mistakes_in_the_data_show_before_a_model_is_built(dataset: Path, tmp_path: Path) -> None:
+def test_mistakes_in_the_data_are_reported_before_a_model_is_built(dataset: Path, tmp_path: Path) -> None:
     """Mistakes in the data are reported first, because building a model can take minutes."""
     model = ModelConfig(factory="tests.trainer.modules:none")
     with pytest.raises(ConfigError, match="extra_inputs contains 'depth'"):
@@ -262,7 +262,7 @@ def test_mistakes_in_loader_and_dataset_are_named(dataset: Path, tmp_path: Path)
         trained({"url": str(dataset), "repeats": 2}, tmp_path / "run")
 
 
-def test_buffers_of_what_trains_are_saved_and_resumed(dataset: Path, tmp_path: Path) -> None:
+def test_buffers_of_trained_models_are_saved_and_resumed(dataset: Path, tmp_path: Path) -> None:
     model = ModelConfig(factory="tests.trainer.modules:build_counting", trainable=("dit",))
     whole = trained(
         dataset,

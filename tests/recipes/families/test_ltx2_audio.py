@@ -101,7 +101,7 @@ def test_the_loss_is_that_of_video_and_audio(tmp_path: Path) -> None:
     torch.testing.assert_close(found.double(), torch.tensor(expected).double(), rtol=1e-5, atol=0)
 
 
-def test_clips_without_audio_train_their_video_alone(tmp_path: Path) -> None:
+def test_clips_without_audio_train_only_their_video(tmp_path: Path) -> None:
     module = built("ltx-2-audio", tmp_path)
     mixed = ready(module, batch_with_audio((True, False, True)))
     silent = ready(module, make_batch(SIZE, ("a red bike", "a blue car", "a cat")))
