@@ -12,7 +12,7 @@ STARTS = (
     *("", "/", "//", "///", "://", ":/", "s3:", "s3:/", "s3://", "s3:///", "s3::/", "s3::", "s3//", "s3;//", "S3:/"),
     *("s3a:/", "gs:/", "hdfs:/", "hdfs://", "https:/", "https://", "sss3://", "simplecache::s3://", "\\\\", "s3:\\"),
 )
-#: Excludes secrets that begin with "//" or with digits and a slash: a scheme or a port, not a password.
+#: No secret begins with "//" or with digits and a slash, because that would be a scheme or a port.
 _secrets = st.builds(
     "{}CANARY{}".format,
     st.text("abcXYZ019+/", max_size=8).filter(lambda text: not re.match(r"//|\d+/", text)),

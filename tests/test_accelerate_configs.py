@@ -90,7 +90,7 @@ def test_each_json_is_a_plugin_whose_autos_are_all_filled(path: Path) -> None:
 def test_deepspeed_takes_each_json_once_filled(path: Path) -> None:
     """DeepSpeed's own validation, which rejects unknown fields in the ZeRO section, accepts each filled-in file."""
     if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("needs deepspeed; run this by `make zero`")
+        pytest.skip("needs deepspeed; run `make zero`")
     from deepspeed.runtime.config import DeepSpeedConfig
 
     told = json.loads(path.read_text())
@@ -111,7 +111,7 @@ def test_fsdp_wraps_the_blocks_of_the_small_model() -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> dict[str, str]:
-    """A job of two tasks on the first of two machines, with stand-ins that record the commands of the scripts."""
+    """A job of two tasks on the first of two machines, with stand-in programs that record what the scripts start."""
     stand_ins = {
         "srun": """
             while [[ $1 == --* ]]; do shift; done

@@ -138,7 +138,8 @@ def test_other_ranks_resume_after_a_torchrun_rank_is_killed(
 ) -> None:
     """PLAN-2, PLAN-4, PLAN-5: after SIGKILL of one of two ranks, two or three ranks resume, and each sample comes once.
 
-    Counted are the steps up to the last checkpoint and all steps of the next run, without the marked repeats of "pad".
+    The test counts the steps up to the last checkpoint and all steps of the next run, without the marked repeats of
+    "pad".
     """
     options, output = ("--output", "run", "--epochs"), tmp_path / "run"
     process = start("torchrun_ddp.py", sharded.root, *options, 100, cwd=tmp_path, launcher=(*TORCHRUN, 2))

@@ -75,7 +75,7 @@ def check_numbers(dest: Path, entry: dict, buckets=BUCKETS) -> None:
     assert [make_corpus.read_number(picture) for picture in full] == expected, entry["path"]
     for picture in (full[0], full[-1]):
         error = np.abs(make_corpus.read_colours(picture) - np.array(make_corpus.COLOURS)).max()
-        assert error < 16, f"{entry['path']}: a known colour is off by {error:.1f}"
+        assert error < 16, f"{entry['path']}: a known color is off by {error:.1f}"
     for width, height in buckets:
         scale, short_side = make_corpus.cover_geometry(entry, height, width)
         numbers = [make_corpus.read_number(cropped(f, entry, width, height), scale, short_side) for f in frames]

@@ -55,7 +55,7 @@ def counted(sizes: list[int], batch_size: int, chosen: PlanOptions, num_ranks: i
 @settings(max_examples=60)
 @given(shard_sizes, st.integers(1, 4), options(), st.integers(1, 10))
 def test_figures_match_a_full_count(sizes: list[int], batch_size: int, chosen: PlanOptions, num_ranks: int) -> None:
-    """For any shuffle and tail, the figures equal a full count; they depend on the order only, which has no tail."""
+    """For any shuffle and tail, the figures equal a full count; they depend only on the order, which has no tail."""
     if sum(sizes) < num_ranks * batch_size:
         with pytest.raises(PlanError):
             shuffle_quality({"b": sizes}, {"b": batch_size}, chosen, num_ranks)

@@ -55,7 +55,7 @@ def wrapping(
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("adapters", [False, True])
 def test_gradients_are_the_same_bit_for_bit(offload: bool, dtype: torch.dtype | None, adapters: bool) -> None:
-    """Rows 33 and 34, with dropout, under autocast, and behind frozen layers."""
+    """Rows 33 and 34: gradients are equal with dropout, under autocast, and behind frozen layers."""
     plain = gradients(nothing, dtype=dtype, adapters=adapters)
     assert same(gradients(wrapping(offload=offload), dtype=dtype, adapters=adapters), plain)
 

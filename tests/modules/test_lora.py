@@ -390,7 +390,7 @@ def test_layers_that_attention_uses_without_their_forward_are_refused() -> None:
 
 
 def test_layers_are_chosen_by_size_within_blocks_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Row 30: without target_modules, large linear layers within blocks are chosen."""
+    """Row 30: without target_modules, large linear layers within blocks are chosen, and the log lists them."""
     small = modules.build(dim=16, depth=2).dit
     inside = [name for name, part in small.named_modules() if isinstance(part, nn.Linear) and "blocks." in name]
     assert list(lora.choose_targets(small, "")) == inside

@@ -77,7 +77,7 @@ Serve = Callable[..., PreviewServer]
 
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """A function that starts a server, serve(dataset, *flags), which ends with the session."""
+    """A function, serve(dataset, *flags), that starts a server; all servers end with the session."""
     running: list[tuple[subprocess.Popen[bytes], Path]] = []
 
     def start(dataset: object, *flags: object) -> PreviewServer:

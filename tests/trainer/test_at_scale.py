@@ -113,7 +113,7 @@ def test_fsdp_keeps_no_moving_average_and_is_refused_without_accelerators(tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", ["zero2", "zero3", "zero3_cpu_offload"])
 def test_zero_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path, setup: str) -> None:
-    """ZeRO matches DDP, although DeepSpeed recomputes the blocks in one and torch in the other."""
+    """ZeRO matches DDP, although DeepSpeed recomputes the blocks under ZeRO, and torch under DDP."""
     run(setup, tmp_path / "run", 2, **deepspeed())
     run(setup, tmp_path / "run", 4, **deepspeed())
     assert_same_run(tmp_path / "run", whole)

@@ -298,7 +298,7 @@ def test_batch_fields_are_alike_in_one_stage_and_in_two(dataset: Path, sidecar: 
 
 def test_bad_samples_have_no_tensors(tmp_path: Path) -> None:
     """BAD-1: a bad sample's substitute is not stored in its place; a shard of bad samples only has no tensors, and
-    readers substitute samples of other shards."""
+    readers substitute other samples."""
     layout: dict[Bucket, list[int]] = {SMALL: [4, 1, 3], LONG: [2]}
     cut = clip_bytes(0, SMALL.width * 2, SMALL.height * 2, 24)[:3000]
     bad = [f"{SMALL.id}-{number}" for number in (1, 4, 7)]

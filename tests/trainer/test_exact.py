@@ -89,8 +89,8 @@ def test_a_preempted_job_resumes_at_the_same_step(dataset: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_resumes_with_other_ranks(dataset: Path, tmp_path: Path, ranks: int) -> None:
-    """PLAN-4, PLAN-5: across the change, each sample of the epoch comes once, and the same global batch size gives the
-    same losses."""
+    """PLAN-4, PLAN-5: across the change, each sample of the epoch comes once, and losses stay similar with the same
+    global batch size."""
     size = {2: 3, 3: 2}[ranks]
     model = ModelConfig(factory=LOGGED, args={"log": str(tmp_path)})
     shrinking = {"data.batch_size": 6, "data.loader": {"tail": "shrink"}}

@@ -42,8 +42,8 @@ def test_a_step_needs_its_largest_phase() -> None:
 
 
 def test_a_larger_batch_needs_more_memory_only_for_its_samples() -> None:
-    """Only activations grow with the batch: bfloat16 copies of weights exist once per step, and encoders take one clip
-    at a time."""
+    """Copies of weights in bfloat16 exist once per step, and encoders take one clip at a time, so neither grows with
+    the batch."""
     activations = replace(STEP.activations, stored=ActivationPlane(500, 10, 200), num_blocks=0)
     assert replace(STEP, activations=activations).backward == 500 + 2 * 2010
     assert replace(STEP, activations=activations, size=3).backward == 500 + 3 * 2010
