@@ -1,5 +1,4 @@
-"""Fixtures shared by many folders: the demo's corpus of real clips, and the dataset that `streamvid shard` makes of
-it."""
+"""Fixtures for many folders: the demo's corpus of real clips, and the dataset that `streamvid shard` makes of it."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ class Sharded:
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], dict[str, Any]]) -> tuple[Path, Any]:
-    """Return a folder and the JSON result of `make`, which runs once for all pytest processes; tests must not modify
-    it."""
+    """Return a folder and the result of `make`, which runs once for all pytest processes; tests must not modify it."""
     base = factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     root.mkdir(exist_ok=True)

@@ -24,8 +24,7 @@ def tree_of(folder: Path) -> Tree:
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Write metadata in the format given by the suffix. CSV cells hold lists as JSON; Parquet row groups have 97
-    rows."""
+    """Write metadata in the format of the suffix. CSV cells hold lists as JSON; Parquet row groups have 97 rows."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -44,8 +43,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 def png_bytes(width: int, height: int, *packed: tuple[bytes, int]) -> bytes:
-    """Build a black RGB PNG that begins with the given compressed chunks: (kind, number of zeros after
-    decompression)."""
+    """Build a black RGB PNG that begins with compressed chunks, each given by its kind and its number of zeros."""
     prefix = {b"zTXt": b"Comment\0\0", b"iTXt": b"Comment\0\1\0\0\0", b"iCCP": b"profile\0\0"}
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\0\0\0"
     chunks = [_png_chunk(b"IHDR", header), *(_png_chunk(kind, prefix[kind] + _zeros(size)) for kind, size in packed)]

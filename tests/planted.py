@@ -19,8 +19,7 @@ _STILL = 0.2  # share of scenes without motion
 
 
 def scenes(seed: int) -> Iterator[Frames]:
-    """Yield different scenes endlessly: one to three moving pieces over a panning background; about one in five is
-    still."""
+    """Yield different scenes endlessly: one to three moving pieces over a panning background; one in five is still."""
     rng = np.random.default_rng(seed)
     sources = [frames_of(*clip)[::10] for clip in _CLIPS]
     while True:

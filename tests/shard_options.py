@@ -30,8 +30,8 @@ def put(tree: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def shard_options(**given: Any) -> ShardOptions:
-    """Build ShardOptions; `bucket_config` is a BucketConfig, preset name, file or mapping, which the other names
-    modify."""
+    """Build ShardOptions from flat names, which modify `bucket_config`: a BucketConfig, preset name, file or
+    mapping."""
     base = given.pop("bucket_config", None)
     tree: dict[str, Any] = {}
     buckets: dict[str, Any] = {}

@@ -19,8 +19,7 @@ Sound = NDArray[np.int16]
 
 
 def chirps(seconds: float, rate: int, num_channels: int = 2, seed: int = 0) -> Sound:
-    """Return audio that never resembles itself a moment later: filtered noise of varying strength, (channels,
-    samples)."""
+    """Return audio that never resembles itself a moment later: noise of varying strength, (channels, samples)."""
     rng, size = np.random.default_rng(seed), round(seconds * rate)
     noise = np.cumsum(rng.standard_normal((num_channels, size + 64)), axis=1)
     smooth = noise[:, 64:] - noise[:, :-64]

@@ -108,8 +108,7 @@ def test_the_compose_file_is_consistent() -> None:
 
 
 def test_variables_of_the_compose_file_are_used() -> None:
-    """Every environment variable is known to botocore or read by streamvid; a misspelled one would be ignored
-    silently."""
+    """Every environment variable is known to botocore or streamvid; a misspelled one would be ignored silently."""
     botocore = {name for entry in KNOWN_TO_BOTOCORE.values() for name in _listed(entry[1])}
     known = botocore | CREDENTIALS | {"AWS_ENDPOINT_URL", "AWS_REGION", "XDG_CACHE_HOME"}
     ours = "".join(path.read_text() for path in (ROOT / "streamvid").rglob("*.py"))

@@ -78,8 +78,7 @@ def ffmpeg_timestamps(path: Path) -> list[float]:
 
 
 def check_windows(corpus: Corpus, dataset: Path, num_windows: int) -> int:
-    """Compare random windows of every clip with a full decode by ffmpeg; return how many burned-in numbers were
-    read."""
+    """Compare random windows of every clip with ffmpeg's full decode; return how many burned-in numbers were read."""
     tool, draw = make_corpus, random.Random(0)
     num_burned = 0
     for sample in stored_clips(dataset):

@@ -199,7 +199,7 @@ def test_lightning_resumes_from_its_checkpoint(sharded: Sharded, tmp_path: Path,
 
 
 def test_a_loop_in_open_sora_style(sharded: Sharded, tmp_path: Path, keys: list[str]) -> None:
-    """PLAN-4, PLAN-5, with one batch prefetched: the saved state is that of the batch trained on, not of the next
+    """PLAN-4, PLAN-5, with one batch prefetched: the saved state is that of the batch trained on, not of the prefetched
     one."""
     options = ("--batch-size", 1, "--epochs", 2)
     assert finish(start("opensora_loop.py", sharded.root, *options, "--stop", 5, cwd=tmp_path), tmp_path)[0] == 1

@@ -1,5 +1,4 @@
-"""Tests of the architecture: files import only from lower floors or their own room, and libraries stay in their
-rooms."""
+"""Tests of the architecture: files import only from lower floors or their own room; libraries stay in their rooms."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests that tools/lowest.txt, from which CI installs the lowest allowed versions, matches the bounds in
-pyproject.toml."""
+"""Tests that tools/lowest.txt, which lists the lowest allowed versions for CI, matches pyproject.toml."""
 
 from __future__ import annotations
 

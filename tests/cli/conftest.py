@@ -48,7 +48,7 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """A function that runs the streamvid command in this process, for commands that fail early; a new process costs a
+    """A function that runs the streamvid command in this process, for commands that fail early; a process costs a
     second."""
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:

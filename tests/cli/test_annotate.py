@@ -42,8 +42,7 @@ def test_columns_and_captions_are_added_and_shown(dataset: Path, tmp_path: Path)
 
 
 def test_rejections_by_kind_are_the_same_in_the_report_and_in_stats(tiny: Tiny, tmp_path: Path) -> None:
-    """Item 10: each kind has a count, examples and the option that would accept the files; `--where` is one of the
-    kinds."""
+    """Item 10: each kind, including `--where`, has a count, examples and the option that would accept the files."""
     dest = tmp_path / "dataset"
     shard = ("shard", tiny.videos, dest, *OPTIONS, "--where", "height < 90")
     report = json.loads(run_streamvid(*shard, "--json").stdout)

@@ -71,8 +71,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_resumes(tmp_path: Pa
 
 
 def test_from_one_server_to_another(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
-    """--source-endpoint-url and --dest-endpoint-url override AWS_ENDPOINT_URL, which here names a server that does not
-    exist."""
+    """--source-endpoint-url and --dest-endpoint-url override AWS_ENDPOINT_URL, at which no server listens here."""
     env = {**os.environ, **s3_env(moto_server), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     env["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
     source, dest = moto_server.new_bucket(), moto_server.new_bucket()

@@ -58,7 +58,7 @@ def test_a_second_driver_on_ray_is_refused(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_encoding_in_tasks_and_training_on_the_features(tiny: Tiny, tmp_path: Path) -> None:
-    """SHARD-1: a dry run writes nothing, the last task seals the features, training reads them, and encoding again does
+    """SHARD-1: a dry run writes nothing, the last task seals the features, training reads them, and a rerun does
     nothing."""
     given = arguments(tiny, tmp_path)
     survey = invoke("encode", *given, "--dry-run").splitlines()

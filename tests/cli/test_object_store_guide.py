@@ -120,8 +120,7 @@ def keys_of(dataset: Any) -> list[str]:
 
 
 def write(server: Rgw, bucket: str, videos: Path, dataset: Path, tmp_path: Path) -> None:
-    """Do everything that writers do: make a dataset, abort a killed writer's upload, put a large object, copy a
-    dataset."""
+    """Do all that writers do: make a dataset, abort a killed writer's upload, put a large object, copy a dataset."""
     server.client.create_multipart_upload(Bucket=bucket, Key=ABANDONED)
     options = shard_options(buckets=parse_buckets("96x64@5,64x96@5"), work_dir=tmp_path / "work", workers=1)
     streamvid.shard(videos, f"s3://{bucket}/ds", options)

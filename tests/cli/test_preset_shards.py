@@ -42,7 +42,7 @@ def check(root: Path, preset: str) -> None:
     """Assert that each clip is delivered in the preset's longest bucket that it fills, at the model's frame rate."""
     config = load_preset(preset)
     assert config.model is not None
-    # Number of frames in 5.67 s at the model's rate, or every frame if the rate is only capped at 24 or more.
+    # Number of frames in 5.67 s at the model's rate; presets that cap the rate at 24 keep every frame.
     there = config.frame_rate.num_frames(NUM_FRAMES, FPS, NUM_FRAMES / FPS)
     longest = max(bucket.num_frames for bucket in config.table.buckets if bucket.num_frames <= there)
     seen: dict[str, tuple[int, ...]] = {}

@@ -49,8 +49,8 @@ def test_the_report_has_tables_and_counts(tiny: Tiny, tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_installation_rejects_no_file(tiny: Tiny, tmp_path: Path, fault: str) -> None:
-    """A broken library is an error; otherwise it would reject every video, and the journal would keep that after its
-    repair."""
+    """A broken library is an error; otherwise, every video would be rejected, and the journal would keep the
+    rejections."""
     (tmp_path / "broken" / "av").mkdir(parents=True)
     (tmp_path / "broken" / "av" / "__init__.py").write_text(f"__version__ = '0'\n{fault}\n")
     env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'broken'}:{ROOT}"}
@@ -365,8 +365,7 @@ def test_a_forgotten_destination_is_named(tiny: Tiny) -> None:
 
 
 def test_too_small_a_disk_is_reported_before_anything_is_built(tiny: Tiny, tmp_path: Path) -> None:
-    """The error states the required and the free space, and that the command can be resumed. The video is padded to 7
-    GiB, and 2,000 rows name it."""
+    """The error states the required and the free space. The video is padded to 7 GiB, and 2,000 rows name it."""
     data = next(tiny.videos.glob("*.mp4")).read_bytes()
     with (tmp_path / "large.mp4").open("wb") as file:
         file.write(data + (1).to_bytes(4, "big") + b"free" + (7 << 30).to_bytes(8, "big"))

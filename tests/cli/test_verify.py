@@ -59,8 +59,7 @@ def test_json_is_the_whole_report(tmp_path: Path) -> None:
 
 
 def test_a_bucket_is_verified_with_flags_only(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
-    """--endpoint-url and --region replace environment variables; the keys from the environment never appear in the
-    output."""
+    """--endpoint-url and --region replace environment variables, and the keys never appear in the output."""
     env = {**os.environ, **s3_env(moto_server), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for name in ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
         del env[name]

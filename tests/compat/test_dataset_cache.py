@@ -77,8 +77,8 @@ def sharded(videos: Path, **flags: Any) -> tuple[Path, bool]:
 
 
 def test_sharded_once_by_diffsynths_rules(whole: Path) -> None:
-    """Checklist 1 to 3, 10 and 12; SHARD-1: captions, columns and media are stored, with DiffSynth's sizes and frame
-    counts."""
+    """Checklist 1 to 3, 10 and 12; SHARD-1: captions, columns and media are stored, and sizes follow DiffSynth's
+    rules."""
     dataset = open_dataset(whole)
     found = {(bucket.num_frames, bucket.height, bucket.width) for bucket in dataset.manifest.buckets}
     expected = {
@@ -93,8 +93,8 @@ def test_sharded_once_by_diffsynths_rules(whole: Path) -> None:
 
 
 def test_changed_input_or_options_give_another_dataset(videos: Path, tmp_path: Path) -> None:
-    """The dataset changes with a caption, a modified clip of the same size, a missing file or a flag, but not with the
-    name of the folder or repeated calls."""
+    """The dataset depends on captions, the bytes and presence of files, and flags, but not on the name of the
+    folder."""
     known = {content_key(str(videos), options_of(videos))}
 
     def is_new(**flags: Any) -> bool:
@@ -154,8 +154,7 @@ def test_only_one_of_several_processes_shards(videos: Path) -> None:
 
 
 def test_a_killed_build_is_resumed(videos: Path, whole: Path) -> None:
-    """After kill -9 during a build, the next process resumes it and ends with the same bytes as an uninterrupted
-    build."""
+    """After kill -9 during a build, the next process resumes it and writes the bytes of an uninterrupted build."""
     process = started(videos)
     part = None
     while part is None and process.poll() is None:
@@ -197,8 +196,7 @@ def test_a_cache_that_cannot_be_written_names_the_remedy(videos: Path, monkeypat
 def test_the_clip_is_chosen_among_the_keys(
     keys: str | None, columns: tuple[str, ...] | None, clip: str, media: tuple[str, ...]
 ) -> None:
-    """Checklist 3: data_file_keys does not say which key is the clip; keys that the metadata lacks are ignored, as in
-    DiffSynth."""
+    """Checklist 3: data_file_keys does not name the clip; as in DiffSynth, keys that the metadata lacks are ignored."""
     assert DataFlags("x", data_file_keys=keys).media(columns) == [clip, *media]
 
 

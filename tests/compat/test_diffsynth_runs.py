@@ -162,7 +162,7 @@ def test_the_documents_two_commands(videos: Path, tmp_path: Path) -> None:
 
 
 def test_the_low_memory_recipe(videos: Path, tmp_path: Path) -> None:
-    """Checklist 43: one script runs both stages with one path between them; here each stage is one process without a
+    """Checklist 43: one script runs both stages with one path between them; here, each stage uses one process and no
     GPU."""
     log, output = tmp_path / "log", tmp_path / "run"
     environment = {

@@ -54,8 +54,7 @@ def blocks_of(text: str) -> Iterator[Block]:
 
 
 def main(page: Path) -> int:
-    """Run the blocks of a page in the current folder; return 1 at the first one that does not behave as the page
-    says."""
+    """Run the blocks of a page in the current folder; return 1 at the first one that contradicts the page."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(page.read_text()):
         if block.mark == "not run":

@@ -1,5 +1,4 @@
-"""Tests of the documentation site: it builds without warnings, every page is reachable, and pages load no other
-host."""
+"""Tests of the documentation site: it builds without warnings, and pages are reachable and load no other host."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ CLIPS = {"bikes": (432, 256, 60), "carphone_pristine": (272, 368, 40), "bigbuckb
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that a reader is assumed to have: videos/ with captions in metadata.csv, and dataset/, made from
-    them."""
+    """The files that a reader is assumed to have: videos/ with captions in metadata.csv, and the dataset made of it."""
     folder = tmp_path_factory.mktemp("start")
     videos = folder / "videos"
     videos.mkdir()

@@ -1,5 +1,4 @@
-"""Program for torchrun: compare one step on all ranks with one on a single rank, with adapters, FP8 and checkpointed
-blocks."""
+"""Program for torchrun: compare a step on all ranks with one rank, with adapters, FP8 and checkpointed blocks."""
 
 from __future__ import annotations
 

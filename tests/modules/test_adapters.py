@@ -79,8 +79,8 @@ def test_published_keys_are_read_and_written_in_every_format(
     ids=lambda one: f"{one['format']}-{len(one['keys'])}",
 )
 def test_keys_and_shapes_are_those_of_published_files(tmp_path: Path, listed: dict[str, Any]) -> None:
-    """Conversion from diffusers' format gives the published keys and shapes, except for the alphas that ComfyUI does
-    not need."""
+    """Files in diffusers' format convert to the published keys and shapes, except for alphas, which ComfyUI can
+    omit."""
     shapes: dict[str, list[int]] = listed["keys"]
     source = write(tmp_path / "published.safetensors", shapes, listed.get("alpha", 0.0))
     encoded = convert_adapters(source, "diffusers").encoded
@@ -109,8 +109,7 @@ def trained(path: Path, alpha: float = 16.0) -> Path:
 
 
 def merged(path: Path) -> Tensor:
-    """Return the output of the model with the adapters of a file in diffusers' format merged into its weights by
-    hand."""
+    """Return the output of the model after merging adapters in diffusers' format into its weights by hand."""
     model, state = wan(), load_file(path)
     for key, down in state.items():
         if key.endswith("lora_A.weight"):
@@ -268,7 +267,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("listed", MODELS, ids=lambda one: f"{one['recipe']}-{one['model'].partition('/')[2]}")
 def test_files_for_published_models_have_their_layers_and_sizes(listed: dict[str, Any], format: LoraFormat) -> None:
-    """For the real configurations, without memory for weights, every format has exactly the expected names and
+    """With the real configurations and no memory for weights, every format has exactly the expected names and
     shapes."""
     import diffusers
 

@@ -1,5 +1,5 @@
-"""Tests of weight files: found and verified before loading, assigned to the models that they fit, and saved to be
-loaded again."""
+"""Tests of weight files: verified before loading, assigned to the models that they fit, and saved to be loaded
+again."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def ltx(case: Case) -> float:
 
 
 def ltx2(case: Case) -> float:
-    """Compute the loss of LTX-2 without audio: like LTX-Video, but the transformer computes positions from the frame
+    """Compute the loss of LTX-2 without audio: like LTX-Video, but the transformer derives positions from the frame
     rate."""
     _, c, t, h, w = case.latents.shape
     sigmas = torch.full((1, t * h * w, 1), case.sigma)

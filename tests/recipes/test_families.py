@@ -97,8 +97,8 @@ def test_videos_and_images_are_encoded_trained_on_and_sampled(
     [pytest.param(name, marks=() if name in ("cogvideox", "ltx-video") else pytest.mark.slow) for name in EVERY],
 )
 def test_samples_are_rendered_with_the_default_precision_of_encoders(name: str, dtype: str, tmp_path: Path) -> None:
-    """Text encoders in bfloat16, the VAE in float32, and the transformer as for full training or, on a GPU, for
-    adapters."""
+    """Text encoders use bfloat16, the VAE float32, and the transformer the dtype of full training or of adapters on a
+    GPU."""
     size = SIZES.get(name, USUAL)[-1]
     model = str(make_model(name, tmp_path / name))
     build = import_object(RECIPES[recipe_of(name)].factory)
@@ -160,8 +160,7 @@ def test_two_clips_are_learned_by_heart(name: str, kind: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_first_frames_come_from_a_conditioning_input_if_it_is_named(tmp_path: Path) -> None:
-    """An image-to-video model is conditioned on the named input in `media`, or by default on each clip's own first
-    frame."""
+    """An image-to-video model is conditioned on the named input in `media`, or by default on the clip's first frame."""
     own, other = built("wan2.1-i2v", tmp_path), built("wan2.1-i2v", tmp_path, image="photo")
     batch = make_batch((5, 32, 48))
     photos = batch.video[:, :, 2:3].contiguous()

@@ -23,8 +23,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight blocks as wide as those of Wan 2.1 1.3B: 0.25 billion parameters, large compared to CUDA's own
-    libraries."""
+    """Eight blocks as wide as those of Wan 2.1 1.3B: 0.25 billion parameters, large compared with CUDA's libraries."""
     from diffusers import UniPCMultistepScheduler, WanPipeline
 
     folder = tmp_path_factory.mktemp("wide") / "model"

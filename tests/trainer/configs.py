@@ -21,7 +21,7 @@ def train_config(
 
 
 def combined(usual: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Merge two sets of changes; `changes` wins, and a whole section there, {"checkpoints": …}, replaces all its
+    """Merge changes into the usual ones; a whole section in `changes`, {"checkpoints": …}, replaces all its usual
     options."""
     sections = set(changes or ())
     return {name: value for name, value in usual.items() if name.partition(".")[0] not in sections} | dict(

@@ -1,5 +1,4 @@
-"""An in-memory loader with the interface of VideoLoader, for the trainer's tests: real pixels, two buckets, a
-cursor."""
+"""An in-memory stand-in for VideoLoader in the trainer's tests: real pixels, two buckets, and a cursor."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def read_clip_frames(num_frames: int, height: int, width: int) -> Tensor:
 
 
 class StandInLoader:
-    """Loader of clips cut from `frames` (N, 3, H, W): (4, H, W) at even steps, single images (1, H, W/2) at odd
-    steps."""
+    """Loader of clips from `frames` (N, 3, H, W): (4, H, W) at even steps, single images (1, H, W/2) at odd steps."""
 
     def __init__(
         self, frames: Tensor, batch_size: int = 2, steps: int = 8, rank: int = 0, num_ranks: int = 1, seed: int = 0

@@ -1,5 +1,5 @@
-"""Tests of training with audio: `encode` receives it, its results are stored, and a split run equals a run in one
-stage."""
+"""Tests of training with audio: `encode` receives it, its results are stored, and a split run equals a one-stage
+run."""
 
 from __future__ import annotations
 

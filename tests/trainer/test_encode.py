@@ -1,5 +1,4 @@
-"""Tests of the first stage of split training: its features are right, independent of how it runs, and refused once
-stale."""
+"""Tests of the first stage of split training: correct features, however they are made, and refused once stale."""
 
 from __future__ import annotations
 
@@ -342,8 +341,7 @@ def test_clips_that_several_buckets_store_are_encoded_in_all_of_them(tmp_path: P
 def test_a_bucket_gets_the_bytes_of_a_folder(
     dataset: Path, sidecar: Path, tmp_path: Path, moto_server: S3Server, s3_env: S3Env
 ) -> None:
-    """FETCH-2, SHARD-1: with dataset and sidecar in an object store, two parts write the same bytes, and training reads
-    them."""
+    """FETCH-2, SHARD-1: in an object store, two parts write the same bytes as in a folder, and training reads them."""
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(dataset, bucket, "dataset/")

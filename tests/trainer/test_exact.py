@@ -39,8 +39,7 @@ def keys_seen(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tmp_path: Path, kills: int) -> None:
-    """PLAN-5: the run is killed with kill -9 at seeded moments, during steps and saves; dropout, EMA and evaluation are
-    included."""
+    """PLAN-5: kill -9 hits seeded moments, during steps and saves; dropout, EMA and evaluation are included."""
     optimizer = OptimizerConfig(lr=1e-2, ema_decay=0.9, schedule="cosine", warmup_steps=3)
     changes: dict[str, Any] = {
         "max_steps": 12 * kills,
@@ -72,8 +71,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tm
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_preempted_job_resumes_at_the_same_step(dataset: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """A signal like Slurm's leaves a checkpoint of the current step, so that every sample is trained on exactly
-    once."""
+    """A signal like Slurm's leaves a checkpoint of the current step, so every sample is trained on exactly once."""
     model = ModelConfig(factory=LOGGED, args={"log": str(tmp_path), "pause": 0.05})
     config = config_of(dataset, tmp_path / "run", {"max_steps": None, "num_epochs": 1, "model": model})
     process = start(config)
@@ -89,8 +87,7 @@ def test_a_preempted_job_resumes_at_the_same_step(dataset: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_resumes_with_other_ranks(dataset: Path, tmp_path: Path, ranks: int) -> None:
-    """PLAN-4, PLAN-5: across the change, each sample of the epoch comes once, and losses stay similar with the same
-    global batch size."""
+    """PLAN-4, PLAN-5: each sample of the epoch comes once, and losses stay similar with the same global batch size."""
     size = {2: 3, 3: 2}[ranks]
     model = ModelConfig(factory=LOGGED, args={"log": str(tmp_path)})
     shrinking = {"data.batch_size": 6, "data.loader": {"tail": "shrink"}}

@@ -308,8 +308,7 @@ def test_encoders_compute_in_their_own_dtype_and_runs_of_one_process_differ(data
 
 
 class Seeded(UserTraining):
-    """A module that builds its encoder for every task, with weights that depend on a global number besides its
-    arguments."""
+    """A module that builds its encoder for every task, with weights that depend on a class attribute."""
 
     number = 0
 

@@ -27,7 +27,7 @@ HELD = 1000 + 160
 
 
 def test_a_step_needs_its_largest_phase() -> None:
-    """A block has 200 bytes, so backward needs 4000 + 0.7 · 200 bytes, or 200 + 1.7 · 200 with activation
+    """A block has 200 bytes. Backward needs 4000 + 0.7 · 200 bytes, or 200 + 1.7 · 200 with activation
     checkpointing."""
     assert STEP.needed == HELD + 60 + 4140
     checkpointed = replace(STEP, is_checkpointed=True)
@@ -42,8 +42,7 @@ def test_a_step_needs_its_largest_phase() -> None:
 
 
 def test_a_larger_batch_needs_more_memory_only_for_its_samples() -> None:
-    """Copies of weights in bfloat16 exist once per step, and encoders take one clip at a time, so neither grows with
-    the batch."""
+    """Copies of weights in bfloat16 exist once per step, and encoders take one clip at a time, so neither scales."""
     activations = replace(STEP.activations, stored=ActivationPlane(500, 10, 200), num_blocks=0)
     assert replace(STEP, activations=activations).backward == 500 + 2 * 2010
     assert replace(STEP, activations=activations, size=3).backward == 500 + 3 * 2010

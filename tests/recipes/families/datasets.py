@@ -25,8 +25,8 @@ def shard(folder: Path, sizes: Sequence[Size], *options: object) -> Path:
 
 
 def with_control(folder: Path, sizes: Sequence[Size], count: int, is_optional: bool = False) -> Path:
-    """Make clips with control videos, `count` per size; an optional control is missing for the last one of each
-    size."""
+    """Make clips with control videos, `count` per size; if the control is optional, the last one of each size lacks
+    it."""
     folder.mkdir(parents=True)
     rows = []
     for frames, height, width in sizes:

@@ -1,5 +1,4 @@
-"""Tests of conditioning inputs in the recipes: their encodings equal those that the pipelines compute from the same
-pixels."""
+"""Tests of conditioning inputs in the recipes: their encodings equal those of the pipelines for the same pixels."""
 
 from __future__ import annotations
 

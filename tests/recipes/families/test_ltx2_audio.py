@@ -1,5 +1,4 @@
-"""Tests of LTX-2 with audio: spectrograms, latents, the joint loss, and batches that mix clips with and without
-audio."""
+"""Tests of LTX-2 with audio: spectrograms, latents, the joint loss, and batches in which some clips have no audio."""
 
 from __future__ import annotations
 

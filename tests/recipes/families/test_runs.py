@@ -1,5 +1,4 @@
-"""Runs of every recipe on two ranks: killed and resumed, on stored features, with samples, and loaded into
-pipelines."""
+"""Tests of every recipe on two ranks: runs are killed and resumed, use stored features, and load into pipelines."""
 
 from __future__ import annotations
 
@@ -147,8 +146,7 @@ def dataset_of(name: str, root: Path, sizes: list[tuple[int, int, int]]) -> Path
 
 
 def test_a_run_that_was_killed_and_resumed_ends_with_the_same_bytes(case: Case) -> None:
-    """PLAN-5 with encoding during training: all saved weights, moving averages, training losses and evaluation losses
-    are equal."""
+    """PLAN-5 with encoding during training: all saved weights, moving averages, and losses are equal."""
     parts = changed(case.whole, {"output": case.output.with_name(f"{case.kind}-parts")})
     process = start(parts, RANKS, PRELOAD)
     while process.is_alive() and last_step_in(parts.output) < 3:
