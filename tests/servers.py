@@ -125,7 +125,7 @@ class S3Server:
 
 @dataclass(frozen=True)
 class Rgw(S3Server):
-    """Ceph RGW, which has user accounts; `other` is a user who does not own any of the tests' buckets."""
+    """Ceph RGW, which has user accounts; `other` is a second user without access to the first user's buckets."""
 
     other_access_key: str = "otherkey"
     other_secret_key: str = field(default="othersecret", repr=False)
