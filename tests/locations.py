@@ -6,13 +6,13 @@ import re
 
 from hypothesis import strategies as st
 
-#: Every secret contains it, whole, so that a part of a secret is found too.
+#: Part of every secret, so that a partially shown secret is found too.
 CANARY = "CANARY"
 STARTS = (
     *("", "/", "//", "///", "://", ":/", "s3:", "s3:/", "s3://", "s3:///", "s3::/", "s3::", "s3//", "s3;//", "S3:/"),
     *("s3a:/", "gs:/", "hdfs:/", "hdfs://", "https:/", "https://", "sss3://", "simplecache::s3://", "\\\\", "s3:\\"),
 )
-#: A URL with two slashes after the colon, or with digits and a slash, has a scheme or a port there.
+#: No secret begins with "//" or with digits and a slash, because that would be a scheme or a port.
 _secrets = st.builds(
     "{}CANARY{}".format,
     st.text("abcXYZ019+/", max_size=8).filter(lambda text: not re.match(r"//|\d+/", text)),

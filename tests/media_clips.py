@@ -1,4 +1,4 @@
-"""Sources whose rows have several files: each frame of a control video bears the number of the clip's frame, and 2000."""
+"""Sources whose rows name several files. A control video's frames show the number of the clip's frame plus 2000."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pictures = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def numbered(frames: Pictures, first: int) -> Pictures:
-    """The frames with the numbers `first`, `first` + 1, … in their pixels."""
+    """Return the frames with the numbers `first`, `first` + 1, … burned in."""
     frames = frames.copy()
     for number, picture in enumerate(frames, first):
         make_corpus.burn_number(picture, number)
@@ -28,7 +28,7 @@ def numbered(frames: Pictures, first: int) -> Pictures:
 
 
 def clip_of(frames: Pictures, container: str = "mp4", **options: Any) -> bytes:
-    """As they are."""
+    """Encode the frames without burning in numbers."""
     return encode(frames, container=container, numbered=False, **options)
 
 
@@ -46,7 +46,7 @@ def png_of(frame: Pictures) -> bytes:
 
 
 def matte_of(num_frames: int) -> Pictures:
-    """Frame i is white from the left to the share (i + 1) / num_frames of its width."""
+    """Return frames of which frame i is white from the left edge up to (i + 1) / num_frames of its width."""
     frames = np.zeros((num_frames, HEIGHT, WIDTH, 3), np.uint8)
     for number, picture in enumerate(frames, 1):
         picture[:, : WIDTH * number // num_frames] = 255
@@ -54,10 +54,10 @@ def matte_of(num_frames: int) -> Pictures:
 
 
 def make_rows(folder: Path, num_clips: int = 6) -> list[dict[str, Any]]:
-    """Clips of 24 and more frames; clip k bears numbers from 100 k on, its reference pictures 100 k + 50, 100 k + 51.
+    """Write clips of 24 or more frames; clip k has numbers from 100 k, its reference images 100 k + 50 and 100 k + 51.
 
-    Control videos stand in another container, whose times are whole milliseconds, and are half as large. Clip k has
-    k % 3 reference pictures.
+    Control videos use another container, with timestamps in whole milliseconds, and have half the width and height.
+    Clip k has k % 3 reference images.
     """
     rows = []
     for k in range(num_clips):
@@ -78,7 +78,7 @@ def make_rows(folder: Path, num_clips: int = 6) -> list[dict[str, Any]]:
 
 
 def uneven_clip(frames: Pictures, container: str, ticks: list[int], rate: int = 1000) -> bytes:
-    """Frames at these ticks of a `rate`-th second."""
+    """Encode frames with the given timestamps, in units of 1/rate second."""
     import io
 
     sink = io.BytesIO()
@@ -96,10 +96,10 @@ def uneven_clip(frames: Pictures, container: str, ticks: list[int], rate: int = 
 
 
 def turned(folder: Path, frames: Pictures) -> Path:
-    """A file of these frames that is stored lying, and displayed upright."""
+    """Write a video that is stored sideways and displayed upright through its rotation metadata."""
     lying, path = folder / "lying.mp4", folder / "turned.mp4"
     lying.write_bytes(clip_of(np.ascontiguousarray(np.rot90(frames, 1, (1, 2)))))
-    # What ffmpeg calls 90 is a turn to the left, which undoes one to the right.
+    # ffmpeg's display rotation is counterclockwise, so 270 undoes the turn of the stored frames.
     run_ffmpeg("-display_rotation", 270, "-i", lying, "-c", "copy", path)
     lying.unlink()
     return path

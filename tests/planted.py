@@ -1,4 +1,4 @@
-"""Scenes that a person calls different, made of pieces of real clips, and copies of them as the web makes them."""
+"""Visually distinct scenes made of pieces of real clips, and modified copies like those found on the web."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.clips import encode, frames_of
 Frames: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 WIDTH, HEIGHT, NUM_FRAMES, FPS = 96, 64, 16, 16
 _CLIPS = (("bigbuckbunny", 320, 180, 130), ("bikes", 320, 136, 250), ("carphone_pristine", 176, 144, 120))
-_SHARE = 0.05  # of each side, which a crop takes away
-_STILL = 0.2  # share of scenes in which nothing moves
+_SHARE = 0.05  # part of each side that a crop removes
+_STILL = 0.2  # share of scenes without motion
 
 
 def scenes(seed: int) -> Iterator[Frames]:
-    """Endless different scenes: one to three moving pieces over a background that pans; every fifth scene is still."""
+    """Yield different scenes endlessly: one to three moving pieces over a panning background; one in five is still."""
     rng = np.random.default_rng(seed)
     sources = [frames_of(*clip)[::10] for clip in _CLIPS]
     while True:
@@ -37,13 +37,13 @@ def scenes(seed: int) -> Iterator[Frames]:
 
 
 def _path(rng: np.random.Generator, start: float, reach: float, most: int) -> list[int]:
-    """Places on a straight line."""
+    """Return positions along a straight line."""
     places = start + rng.uniform(-reach, reach) * np.linspace(0, 1, NUM_FRAMES)
     return [int(place) for place in np.clip(places, 0, most)]
 
 
 def _piece(rng: np.random.Generator, sources: Sequence[Frames], width: int, height: int, *shares: float) -> Frames:
-    """A part of a real frame, flipped, with other levels and colors."""
+    """Cut a part out of a real frame, with random flips, levels and color order."""
     clip = sources[rng.integers(len(sources))]
     frame = clip[rng.integers(len(clip))]
     rows = int(frame.shape[0] * rng.uniform(*shares))
@@ -65,7 +65,7 @@ def scale(rng: np.random.Generator, frames: Frames) -> Frames:
 
 
 def crop(rng: np.random.Generator, frames: Frames) -> Frames:
-    """5 % of each side are cut off, on one edge or on both."""
+    """Cut 5 % off the width and the height, split at random between opposite edges."""
     rows, columns = (round(side * _SHARE) for side in frames.shape[1:3])
     top, left = rng.integers(rows + 1), rng.integers(columns + 1)
     part = frames[:, top : top + frames.shape[1] - rows, left : left + frames.shape[2] - columns]
@@ -73,7 +73,7 @@ def crop(rng: np.random.Generator, frames: Frames) -> Frames:
 
 
 def logo(rng: np.random.Generator, frames: Frames) -> Frames:
-    """White blocks on a colored ground in a corner, of 2 % of the picture."""
+    """Draw white blocks on a colored background in a corner, covering 2 % of the picture."""
     height, width = (int(side * share) for side, share in zip(frames.shape[1:3], (0.14, 0.16), strict=True))
     top, left = rng.choice([2, frames.shape[1] - height - 2]), rng.choice([2, frames.shape[2] - width - 2])
     blocks = np.kron(rng.integers(0, 2, (3, 6)), np.ones((height, width), int))[::3, ::6][:height, :width, None]
@@ -83,7 +83,7 @@ def logo(rng: np.random.Generator, frames: Frames) -> Frames:
 
 
 def crf(rng: np.random.Generator, frames: Frames) -> Frames:
-    return frames  # `planted` encodes it with a high crf
+    return frames  # `plant` encodes these with a high crf
 
 
 Change: TypeAlias = Callable[[np.random.Generator, Frames], Frames]
@@ -100,7 +100,7 @@ CHANGES: tuple[tuple[Change, ...], ...] = (
 
 
 def plant(folder: Path, num_scenes: int, num_copies: int, seed: int = 0) -> dict[str, str]:
-    """Write scenes and copies of some of them into a folder. Return the name of each copy's original."""
+    """Write scenes and modified copies of some of them into a folder. Return the name of each copy's original."""
     folder.mkdir()
     rng, originals = np.random.default_rng(seed), dict[str, str]()
     for number, frames in zip(range(num_scenes), scenes(seed), strict=False):

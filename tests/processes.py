@@ -1,4 +1,4 @@
-"""Processes and threads that tests start: scripts in a process of their own, and waiting until nothing of them is left."""
+"""Helpers that start processes, servers and threads, and wait for them to end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import psutil
 
 
 def run_command(command: Sequence[object], *, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; with `check`, a failure is an AssertionError that shows what it wrote."""
+    """Run a program to its end; with `check`, a failure raises an AssertionError that shows its output."""
     words = list(map(str, command))
     done = subprocess.run(words, capture_output=True, text=True, check=False, **{"timeout": 280, **options})
     assert not check or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -29,23 +29,23 @@ def run_command(command: Sequence[object], *, check: bool = True, **options: Any
 def run_python(
     code: str, *arguments: object, prefix: Sequence[str] = (), **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`run_command` of a script, as the command that `prefix` runs."""
+    """Run a Python script with `run_command`, optionally through the command in `prefix`."""
     return run_command([*prefix, sys.executable, "-c", code, *arguments], **options)
 
 
 def run_tool(name: str, *arguments: object, **options: Any) -> Any:
-    """What a benchmark of tools/ reports as JSON."""
+    """Run a benchmark of tools/ and return its JSON report."""
     return json.loads(run_command([sys.executable, "-m", f"tools.{name}", *arguments, "--json"], **options).stdout)
 
 
 def on_terminal(command: Sequence[str]) -> str:
-    """Run a program whose standard error is a terminal; what it showed there, without control sequences."""
+    """Run a program whose standard error is a terminal; return what it showed there without control sequences."""
     own, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "250"}
     with subprocess.Popen(command, stderr=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+        with contextlib.suppress(OSError):  # Linux reports that the other end is closed
             while data := os.read(own, 65536):
                 shown += data
     os.close(own)
@@ -61,7 +61,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_for_end(pids: list[int]) -> list[int]:
-    """Those of `pids` that still run after a while."""
+    """Wait up to 20 s for processes to end; return those that still run."""
     until = time.monotonic() + 20
     while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < until:
         time.sleep(0.02)
@@ -73,7 +73,7 @@ def streamvid_threads() -> set[threading.Thread]:
 
 
 def wait_for_threads(expected: set[threading.Thread]) -> None:
-    """Until streamvid has no other threads than these."""
+    """Wait until the running threads of streamvid are exactly these."""
     until = time.monotonic() + 20
     while streamvid_threads() != expected and time.monotonic() < until:
         time.sleep(0.02)
@@ -82,7 +82,7 @@ def wait_for_threads(expected: set[threading.Thread]) -> None:
 
 @contextlib.contextmanager
 def serving(server: socketserver.BaseServer) -> Iterator[str]:
-    """A server of the standard library at work in a thread; its URL."""
+    """Run a server of the standard library in a thread; yield its URL."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -1,7 +1,8 @@
-"""A Ray cluster of three raylets on this machine, two of which say that they have a GPU.
+"""A Ray cluster of three raylets on this machine, two of which declare a GPU.
 
-As a program, because Ray handles the signals of its process: prints its address; reads lines from standard input: "add"
-starts a raylet, "kill" kills that one; each is answered. Ends with its input.
+It runs as a separate program because Ray handles the signals of its process. The program prints its address, then reads
+commands from standard input: "add" starts a raylet, "kill" kills the last one added. It answers each command and exits
+at the end of its input.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.clips import ROOT
 
 @dataclass
 class RayCluster:
-    """The program below as a process."""
+    """The program below, running as a process."""
 
     process: subprocess.Popen[str]
     address: str = ""
@@ -37,7 +38,7 @@ class RayCluster:
         return self.process.stdout.readline().strip()
 
     def tasks(self) -> list[psutil.Process]:
-        """Processes that do a task now."""
+        """Return the processes that currently run a task."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in children if child.name().startswith("ray::do_share")]
 
@@ -45,7 +46,7 @@ class RayCluster:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[RayCluster]:
     keys = {"AWS_ACCESS_KEY_ID": "testkey", "AWS_SECRET_ACCESS_KEY": "testsecret", "AWS_REGION": "us-east-1"}
-    env = {**os.environ, **keys, "PYTHONPATH": str(ROOT)}  # keys of `rgw`; moto takes any
+    env = {**os.environ, **keys, "PYTHONPATH": str(ROOT)}  # keys of `rgw`; moto accepts any
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(
         [sys.executable, "-m", "tests.ray_cluster"], cwd=ROOT, env=env, text=True, **pipes

@@ -1,4 +1,4 @@
-"""Videos with known hard cuts: pieces of the scenes of real clips, with fades of brightness between and across them."""
+"""Videos with known hard cuts: excerpts from the scenes of real clips, with brightness fades within and across them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCENES = (
     ("bigbuckbunny", 0, 132),
     ("carphone_pristine", 0, 120),
 )
-"""Scenes of the real clips: (clip, first frame, frame after the last). The cuts of "bikes" were made by its author."""
+"""Scenes of the real clips: (clip, first frame, frame after the last). The author of "bikes" made its cuts."""
 ENCODINGS: tuple[dict[str, Any], ...] = (
     {"codec": "libx264"},
     {"codec": "libx264", "options": {"g": "250", "crf": "32", "preset": "veryfast"}},
@@ -32,7 +32,7 @@ SIZES = ((192, 108), (160, 120), (108, 192), (256, 110), (320, 180))
 
 @dataclass(frozen=True)
 class SceneVideo:
-    """A video as bytes, and the numbers of the frames at which its scenes begin, without the first."""
+    """An encoded video and its cuts: the frame numbers at which new scenes begin."""
 
     data: bytes
     cuts: tuple[int, ...]
@@ -41,7 +41,7 @@ class SceneVideo:
 
 
 def scene_video(seed: int) -> SceneVideo:
-    """A video of 3 to 8 pieces, each of at least 8 frames, mirrored, enlarged or sped up."""
+    """Build a video of 3 to 8 excerpts of at least 8 frames each, some mirrored, enlarged or sped up."""
     rng = random.Random(seed)
     width, height = rng.choice(SIZES)
     fps, encoding = rng.choice(RATES), ENCODINGS[seed % len(ENCODINGS)]
@@ -71,7 +71,7 @@ def _piece(rng: random.Random, scene: tuple[str, int, int], width: int, height: 
 
 
 def _gains(rng: random.Random, count: int) -> NDArray[np.float64]:
-    """Brightness of each frame: slow dips and rises anywhere, and sometimes a fade from black and to black."""
+    """Return a brightness factor per frame: up to three slow dips, and sometimes a fade-in or fade-out."""
     gains = np.ones(count)
     for _ in range(rng.randint(0, 3)):
         length, depth = rng.randint(10, 40), rng.uniform(0.4, 0.9)

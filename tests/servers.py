@@ -1,10 +1,10 @@
-"""Real S3 servers for tests of any room, judged by a foreign client: moto, Ceph RGW, and the fault proxy before them.
+"""Real S3 servers for all tests, inspected with boto3: moto, Ceph RGW, and the fault proxy in front of them.
 
     def test_it(moto_server: S3Server, s3_env: S3Env) -> None:
-        s3_env(moto_server)                 # this process and its children find server and keys in the environment
-        bucket = moto_server.new_bucket()   # f"s3://{bucket}/..." is the test's own
+        s3_env(moto_server)                 # the environment of this process and its children
+        bucket = moto_server.new_bucket()   # only this test uses f"s3://{bucket}/..."
 
-No server starts before a test asks for it; none outlives the process that runs the tests, however that ends.
+A server starts when a test requests it, and ends with the process that runs the tests, even if that is killed.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _names = itertools.count()
 
 @dataclass(frozen=True)
 class S3Server:
-    """A server, with the keys of one who may do everything with their own buckets."""
+    """A server with the keys of a user who has full access to their own buckets."""
 
     endpoint_url: str
     access_key: str
     secret_key: str = field(repr=False)
-    folder: Path = field(repr=False)  # of the test session's: for the empty files of env()
+    folder: Path = field(repr=False)  # temporary folder of the test session, for the empty files that env() names
 
     def env(self) -> dict[str, str]:
-        """The environment in which the usual clients find this server and nothing of the machine's own."""
+        """Return the environment in which S3 clients find this server and ignore the machine's own configuration."""
         empty = self.folder / "empty"
         empty.touch()
         return {
@@ -66,7 +66,7 @@ class S3Server:
         }
 
     def behind(self, proxy: FaultProxy) -> S3Server:
-        """The same server and keys, through a proxy."""
+        """Return the same server and keys, reached through a proxy."""
         return replace(self, endpoint_url=proxy.endpoint_url)
 
     def as_user(self, access_key: str, secret_key: str) -> S3Server:
@@ -74,7 +74,7 @@ class S3Server:
 
     @cached_property
     def client(self) -> Any:
-        """boto3's client; nothing of a test's environment gets into it."""
+        """A boto3 client that ignores the environment and the configuration files."""
         import boto3
         import botocore.session
         from botocore.config import Config
@@ -86,18 +86,18 @@ class S3Server:
         return session.client("s3", "us-east-1", endpoint_url=self.endpoint_url, config=path_style)
 
     def new_bucket(self) -> str:
-        """The name of a bucket that is new and empty."""
+        """Create an empty bucket and return its name."""
         name = f"test-{os.getpid()}-{next(_names)}-{random.SystemRandom().randrange(16**8):08x}"
         self.client.create_bucket(Bucket=name)
         return name
 
     def objects(self, bucket: str, prefix: str = "") -> dict[str, int]:
-        """Key ─► size of every object."""
+        """Return the size of every object by key."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         return {item["Key"]: item["Size"] for page in pages for item in page.get("Contents", ())}
 
     def uploads(self, bucket: str) -> list[str]:
-        """Keys of multipart uploads that were begun and neither completed nor aborted."""
+        """Return the keys of multipart uploads that were neither completed nor aborted."""
         pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket)
         return [item["Key"] for page in pages for item in page.get("Uploads", ())]
 
@@ -106,18 +106,18 @@ class S3Server:
         return data
 
     def tree(self, bucket: str, prefix: str) -> dict[str, bytes]:
-        """Every object below a prefix, by relative path, as another client sees it."""
+        """Return the content of every object below a prefix, by relative path, as boto3 reads it."""
         return {key.removeprefix(f"{prefix}/"): self.read(bucket, key) for key in self.objects(bucket, f"{prefix}/")}
 
     def put(self, bucket: str, key: str, data: bytes) -> str:
-        """Its ETag."""
+        """Upload an object and return its ETag."""
         return str(self.client.put_object(Bucket=bucket, Key=key, Body=data)["ETag"])
 
     def remove(self, bucket: str, key: str) -> None:
         self.client.delete_object(Bucket=bucket, Key=key)
 
     def upload_folder(self, folder: Path, bucket: str, prefix: str = "") -> None:
-        """Every file below the folder, its relative path behind the prefix as its key."""
+        """Upload every file below a folder; keys are the prefix followed by the relative path."""
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 self.put(bucket, prefix + path.relative_to(folder).as_posix(), path.read_bytes())
@@ -125,7 +125,7 @@ class S3Server:
 
 @dataclass(frozen=True)
 class Rgw(S3Server):
-    """Ceph RGW, which knows its users; `other` is one who owns nothing here."""
+    """Ceph RGW, which has user accounts; `other` is a second user without access to the first user's buckets."""
 
     other_access_key: str = "otherkey"
     other_secret_key: str = field(default="othersecret", repr=False)
@@ -136,7 +136,7 @@ class Rgw(S3Server):
 
 
 def free_port() -> int:
-    """A port outside the range that outgoing connections take theirs from: still free when the server binds it."""
+    """Return a free port outside the range of outgoing connections, so that it stays free until the server binds it."""
     for _ in range(100):
         port = random.SystemRandom().randrange(10000, 30000)
         with socket.socket() as probe:
@@ -153,7 +153,7 @@ def _die_with_parent() -> None:
 
 
 def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """A server that ends with us, its output in a file."""
+    """Start a server that ends with this process and writes its output to a file."""
     with log.open("wb") as output:
         return subprocess.Popen(
             command,
@@ -175,7 +175,7 @@ def end_server(process: subprocess.Popen[bytes]) -> None:
 
 
 def _started(process: subprocess.Popen[bytes], is_up: Callable[[], bool], log: Path, seconds: float) -> bool:
-    """Did it come up? False when it ended; it is over when it takes too long."""
+    """Wait until the server is up. Return False if it exited; raise after `seconds`."""
     end = time.monotonic() + seconds
     while process.poll() is None:
         if is_up():
@@ -188,7 +188,7 @@ def _started(process: subprocess.Popen[bytes], is_up: Callable[[], bool], log: P
 
 
 def start(make: Callable[[int, Path], list[str]], is_up: Callable[[int, Path], bool], folder: Path) -> Any:
-    """(process, port) of a server that answers; tried again with another port where it ends at once."""
+    """Start a server and return (process, port); retry with another port if it exits at once."""
     for attempt in range(3):
         port, log = free_port(), folder / f"log-{attempt}"
         process = spawn(make(port, folder / f"data-{attempt}"), log)
@@ -209,7 +209,7 @@ def _moto_answers(port: int, log: Path) -> bool:
 
 @pytest.fixture(scope="session")
 def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """moto: an S3 that takes any key, up in a second or two."""
+    """moto: an S3 server that accepts any key and starts in a second or two."""
     folder = tmp_path_factory.mktemp("moto")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
     process, port = start(lambda port, data: [*command, str(port)], _moto_answers, folder)
@@ -219,7 +219,7 @@ def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def rgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rgw]:
-    """Ceph RGW: a real object store with real authentication, up in some ten seconds."""
+    """Ceph RGW: a real object store with real authentication, which takes about ten seconds to start."""
     missing = [tool for tool in CEPH_TOOLS if shutil.which(tool) is None]
     if missing:
         reason = f"no {', '.join(missing)}: apt-get install --no-install-recommends {CEPH_PACKAGES}"
@@ -235,7 +235,7 @@ def rgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rgw]:
 
 @pytest.fixture
 def s3_env(monkeypatch: pytest.MonkeyPatch) -> S3Env:
-    """Sets a server's environment for the test's process and its children; returns what it set."""
+    """A function that sets a server's environment for the test's process and its children, and returns it."""
 
     def set_env(server: S3Server) -> dict[str, str]:
         for name in AWS_VARIABLES:
@@ -249,7 +249,7 @@ def s3_env(monkeypatch: pytest.MonkeyPatch) -> S3Env:
 
 @pytest.fixture
 def fault_proxy() -> Iterator[ProxyFactory]:
-    """fault_proxy(server, **settings) ─► a FaultProxy before it, closed with the test."""
+    """A function that starts a FaultProxy in front of a server; the proxy is closed at the end of the test."""
     proxies: list[FaultProxy] = []
 
     def make(server: S3Server, **settings: Any) -> FaultProxy:

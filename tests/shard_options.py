@@ -1,4 +1,4 @@
-"""ShardOptions from flat names, as `streamvid shard` has them, so that tests read as one line."""
+"""ShardOptions from flat names, like the flags of `streamvid shard`, so that tests fit on one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Path = tuple[str, ...]
 
 
 def places(flags: list[Flag]) -> dict[str, Path]:
-    """Name of a field, or of its flag → where it belongs."""
+    """Map the name of each field, and of its flag, to its path in the options."""
     fields = {flag.path[-1]: flag.path for flag in flags}
     return fields | {flag.opts[0].removeprefix("--").replace("-", "_"): flag.path for flag in flags}
 
@@ -30,7 +30,8 @@ def put(tree: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def shard_options(**given: Any) -> ShardOptions:
-    """`bucket_config` is a BucketConfig, a preset's name, a file or a mapping; others change it."""
+    """Build ShardOptions from flat names, which modify `bucket_config`: a BucketConfig, preset name, file or
+    mapping."""
     base = given.pop("bucket_config", None)
     tree: dict[str, Any] = {}
     buckets: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A real Slurm cluster of three nodes on this machine: slurmctld, three slurmd and munged, in a folder of its own."""
+"""A real Slurm cluster of three nodes on this machine: slurmctld, three slurmd and munged, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PartitionName=p Nodes=ALL Default=YES State=UP
 
 @dataclass
 class Slurm:
-    """The cluster. Jobs find this Python's `streamvid`."""
+    """A running cluster whose jobs find the `streamvid` of this Python."""
 
     folder: Path
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Slurm:
         return done.stdout
 
     def wait_for_jobs(self, seconds: float) -> None:
-        """Until the queue is empty."""
+        """Wait until the queue is empty."""
         end = time.monotonic() + seconds
         while queue := self.run("squeue", "--noheader"):
             assert time.monotonic() < end, queue
@@ -77,7 +77,7 @@ class Slurm:
             end_server(node)
 
     def kill_node(self, name: str) -> None:
-        """End a node and everything that runs on it, as a power cut does."""
+        """Kill a node and all its processes, as a power failure does."""
         self.nodes[name].kill()
         self.nodes[name].wait()
         for process in self.processes("", name):
@@ -85,7 +85,7 @@ class Slurm:
                 process.kill()
 
     def processes(self, command: str, node: str = "") -> list[psutil.Process]:
-        """Processes of jobs, on all nodes or one, whose command line contains these words."""
+        """Return the processes of jobs, on all nodes or one, whose command line contains `command`."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -103,7 +103,7 @@ class Slurm:
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing or os.getuid() != 0:
-        pytest.skip(f"Slurm is not here or not for this user: needs root and {', '.join(missing or PROGRAMS)}")
+        pytest.skip(f"Slurm cannot run here: needs root and {', '.join(missing or PROGRAMS)}")
     folder = tmp_path_factory.mktemp("slurm")
     cluster, ports = Slurm(folder), [free_port() for _ in range(4)]
     (folder / "state").mkdir()

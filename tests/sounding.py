@@ -1,4 +1,4 @@
-"""Clips with audio: real pictures, and a track whose samples say where they belong."""
+"""Clips with audio: real pictures, and a track whose samples can be located in time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sound = NDArray[np.int16]
 
 
 def chirps(seconds: float, rate: int, num_channels: int = 2, seed: int = 0) -> Sound:
-    """Audio that is nowhere like itself a little later: filtered noise whose strength changes, (channels, samples)."""
+    """Return audio that never resembles itself a moment later: noise of varying strength, (channels, samples)."""
     rng, size = np.random.default_rng(seed), round(seconds * rate)
     noise = np.cumsum(rng.standard_normal((num_channels, size + 64)), axis=1)
     smooth = noise[:, 64:] - noise[:, :-64]
@@ -38,7 +38,7 @@ def sounding(
     start_seconds: Fraction = Fraction(0),
     size: tuple[int, int] = (96, 64),
 ) -> bytes:
-    """A video with an audio track that begins `start_seconds` after the first frame."""
+    """Build a video with an audio track that begins `start_seconds` after the first frame."""
     sink = io.BytesIO()
     with av.open(sink, "w", format=container) as output:
         video: Any = output.add_stream("libx264", rate=fps, options={"g": "12", "bf": "2", "preset": "veryfast"})
@@ -64,7 +64,7 @@ def sounding(
 
 
 def heard(clip: bytes, folder: Path, rate: int, num_channels: int = 2) -> NDArray[np.float64]:
-    """The audio of a clip as the ffmpeg program plays it, from the time of its first frame on."""
+    """Return the audio of a clip as the ffmpeg program plays it, from the time of the first frame."""
     path = folder / "clip.mp4"
     path.write_bytes(clip)
     options = ("-map", "0:a:0", "-af", "aresample=async=1:first_pts=0", "-ar", rate, "-ac", num_channels)
@@ -73,7 +73,7 @@ def heard(clip: bytes, folder: Path, rate: int, num_channels: int = 2) -> NDArra
 
 
 def shift_of(found: NDArray[Any], wanted: NDArray[Any]) -> int:
-    """By how many samples the first channel of `found` is late against `wanted`."""
+    """Return the number of samples by which the first channel of `found` lags that of `wanted`."""
     size = 2 * min(found.shape[1], wanted.shape[1])
     spectra = [np.fft.rfft(values[0, : size // 2].astype(np.float64), size) for values in (found, wanted)]
     lag = int(np.fft.irfft(spectra[0] * spectra[1].conj(), size).argmax())

@@ -1,4 +1,4 @@
-"""configs/accelerate and configs/slurm: read by those that they are for, and of one mind with the trainer."""
+"""Tests that configs/accelerate and configs/slurm are accepted by their tools and consistent with the trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamvid.shipped import shipped
 FOLDER = shipped("configs/accelerate")
 SETUPS = sorted(FOLDER.glob("*.yaml"))
 JSONS = sorted(FOLDER.glob("*.json"))
-# What accelerate and streamvid.trainer.launch fill; of any other "auto", accelerate asks a transformers model.
+# Filled by accelerate and streamvid.trainer.launch; accelerate takes any other "auto" from a transformers model.
 FILLED = {
     "gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu",
     "torch_autocast.enabled", "torch_autocast.dtype",
@@ -41,7 +41,7 @@ def autos(told: dict[str, Any], prefix: str = "") -> set[str]:
     return found
 
 
-def test_all_that_the_readme_of_a_cluster_needs_is_there() -> None:
+def test_every_documented_cluster_setup_exists() -> None:
     wanted = {"cpu_2ranks", "single_gpu", "ddp_8gpu", "ddp_2machines", "fsdp", "zero2", "zero3", "zero3_cpu_offload"}
     assert wanted == {path.stem for path in SETUPS}
     assert {path.stem for path in JSONS} == {f"ds_{name}" for name in wanted if name.startswith("zero")}
@@ -63,7 +63,7 @@ def test_the_first_line_is_the_command_that_uses_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in SETUPS if path.stem.startswith("zero")], ids=lambda path: path.stem)
-def test_a_deepspeed_setup_says_nothing_that_accelerate_refuses_beside_its_json(path: Path) -> None:
+def test_a_deepspeed_setup_does_not_conflict_with_its_json(path: Path) -> None:
     told = of(path)
     assert Path(told.deepspeed_config["deepspeed_config_file"]) == Path("configs/accelerate") / f"ds_{path.stem}.json"
     assert told.mixed_precision is None
@@ -88,9 +88,9 @@ def test_each_json_is_a_plugin_whose_autos_are_all_filled(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", JSONS, ids=lambda path: path.stem)
 def test_deepspeed_takes_each_json_once_filled(path: Path) -> None:
-    """Its own check: it forbids fields that it does not know in the part about ZeRO."""
+    """DeepSpeed's own validation, which rejects unknown fields in the ZeRO section, accepts each filled-in file."""
     if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("needs deepspeed; run this by `make zero`")
+        pytest.skip("needs deepspeed; run `make zero`")
     from deepspeed.runtime.config import DeepSpeedConfig
 
     told = json.loads(path.read_text())
@@ -111,7 +111,7 @@ def test_fsdp_wraps_the_blocks_of_the_small_model() -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> dict[str, str]:
-    """A job of two tasks on the first of two machines, and stand-ins that write down what the scripts start."""
+    """A job of two tasks on the first of two machines, with stand-in programs that record what the scripts start."""
     stand_ins = {
         "srun": """
             while [[ $1 == --* ]]; do shift; done
@@ -134,10 +134,10 @@ def cluster(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("exits", [0, 1, 138, 143])
-def test_a_job_is_queued_again_if_it_was_stopped_for_its_time(
+def test_a_job_is_requeued_only_if_its_time_limit_stopped_it(
     tmp_path: Path, cluster: dict[str, str], exits: int
 ) -> None:
-    """STOP-1: 138 is what the command ends with after Slurm's SIGUSR1; a mistake is not tried for ever."""
+    """STOP-1: exit code 138, which follows Slurm's SIGUSR1, requeues the job; other failures do not."""
     script = shipped("configs/slurm/train.sbatch")
     command = ["bash", str(script), "--config", "my run.yaml"]
     done = subprocess.run(command, check=False, cwd=tmp_path, env=cluster | {"EXITS": str(exits)})

@@ -1,4 +1,4 @@
-"""tools/bench_native.py runs, and its figures hang together."""
+"""Tests that tools/bench_native.py runs and reports consistent figures."""
 
 from __future__ import annotations
 

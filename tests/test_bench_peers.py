@@ -1,6 +1,6 @@
-"""The benchmarks' peers: what they answer is what the same frames are, or why there is no answer.
+"""Tests of the benchmarks' peers: they deliver the right frames, or say why they cannot.
 
-Only what the development environment has is run here; `make peers` says of the whole environment what runs in it.
+These tests run only peers that the development environment contains; `make peers` reports on its complete environment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZE = {"height": 64, "width": 96}
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of clips with B-frames, wider than what is asked for."""
+    """A folder of clips with B-frames, larger than the requested size."""
     root = tmp_path_factory.mktemp("clips")
     frames = frames_of("bigbuckbunny", 256, 144, SOURCE_FRAMES)
     for number in range(NUM_CLIPS):
@@ -62,7 +62,7 @@ def request(clips: Path, method: str, **more: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["pyav_seek", "opensora"])
-def test_a_decode_peer_delivers_the_frames_that_streamvid_does(
+def test_a_decode_peer_delivers_the_same_frames_as_streamvid(
     clips: Path, peers: DecodePeers, tmp_path: Path, method: str
 ) -> None:
     answer = peers.ask(**request(clips, method, save=str(tmp_path / "pixels.npy")))
@@ -76,7 +76,7 @@ def test_a_decode_peer_delivers_the_frames_that_streamvid_does(
             decode_into((clips / "0.mp4").read_bytes(), number + shift, ours)
             errors.append(float(np.square(pixels[slot].astype(float) - ours[0]).mean()))
         assert errors[1] == min(errors), f"frame {number}: {errors}"
-        # torch's resize without antialiasing is what Open-Sora uses: another picture, of the same frame.
+        # Open-Sora uses torch's resize without antialiasing, so the pixels of the same frame differ more.
         assert errors[1] < (20 if method == "pyav_seek" else 500)
 
 
@@ -88,7 +88,7 @@ def test_the_limit_decodes_every_window_whatever_came_before(clips: Path, peers:
         assert answer["checksum"] is None and answer["cpu_seconds"] >= 0
 
 
-def test_the_same_request_has_the_same_checksum_and_another_window_has_not(clips: Path, peers: DecodePeers) -> None:
+def test_checksums_are_equal_for_equal_requests_only(clips: Path, peers: DecodePeers) -> None:
     first, again = (peers.ask(**request(clips, "pyav_seek"))["checksum"] for _ in range(2))
     assert first == again != peers.ask(**request(clips, "pyav_seek", start=15))["checksum"]
 
@@ -102,7 +102,7 @@ def test_the_same_request_has_the_same_checksum_and_another_window_has_not(clips
         ({"path": "/no/such/file"}, "FileNotFoundError"),
     ],
 )
-def test_what_a_peer_cannot_do_is_answered_and_the_next_request_is_served(
+def test_a_failed_request_is_answered_and_the_next_one_is_served(
     clips: Path, peers: DecodePeers, wrong: dict[str, object], said: str
 ) -> None:
     assert said in peers.ask(**{**request(clips, "pyav_seek"), **wrong})["error"]
@@ -120,7 +120,7 @@ def test_a_peer_that_is_not_installed_is_named_with_the_reason(clips: Path, peer
         assert "No module named 'decord'" in peers.ask(**request(clips, "decord"))["error"]
 
 
-def test_a_decoder_that_ended_is_a_failure_not_a_figure(clips: Path) -> None:
+def test_a_dead_decoder_is_a_failure(clips: Path) -> None:
     with decode_peers(PYTHON) as peers:
         peers.process.kill()
         with pytest.raises(PeerFailure, match="ended with -9"):

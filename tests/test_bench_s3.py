@@ -1,4 +1,4 @@
-"""tools/bench_s3: what it measures is what was read, from a real server, through a proxy that counts."""
+"""Tests of tools/bench_s3.py: its figures match what was read from a real server through a counting proxy."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ KIND = Kind("small", 20_000, 64, 48, 24, 160_000)
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small one, made as the benchmark makes its own."""
+    """A small dataset, made by the benchmark's own function."""
     return make_dataset(tmp_path_factory.mktemp("bench"), KIND)
 
 
 def test_clips_have_about_the_size_that_is_asked_for() -> None:
-    """A sample of "100 KB" that had half of that would flatter every figure a sample."""
+    """Clips have about the requested size; smaller ones would flatter every figure per sample."""
     assert 0.7 < len(clip_of_size(KIND, 1)) / KIND.sample_bytes < 1.3
 
 
 def test_a_dataset_is_made_once_for_a_folder(dataset: Path) -> None:
-    """Its shards are as many as the kind says, and the second call finds them."""
+    """The dataset has several shards, and a second call reuses them."""
     before = {path: path.stat().st_mtime_ns for path in dataset.rglob("*.tar")}
     assert len(before) > 1
     assert make_dataset(dataset.parent, KIND) == dataset
@@ -36,7 +36,7 @@ def test_a_dataset_is_made_once_for_a_folder(dataset: Path) -> None:
 def test_one_epoch_is_counted_whole(
     dataset: Path, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
-    """Samples, requests and bytes of a cold epoch; with a cache blocks are read, so that requests are fewer."""
+    """The samples, requests and bytes of a cold epoch are counted; a cache does not increase the requests."""
     bucket, proxy = moto_server.new_bucket(), fault_proxy(moto_server)
     moto_server.upload_folder(dataset, bucket)
     s3_env(moto_server.behind(proxy))
@@ -55,6 +55,6 @@ def test_one_epoch_is_counted_whole(
     assert 0 < found["cached"]["requests"] <= found["plain"]["requests"]
 
 
-def test_medians_are_of_figures_alone() -> None:
-    """Texts have none; with each the lowest and the highest."""
+def test_medians_cover_only_figures() -> None:
+    """Each figure is summarized as median, lowest and highest value; texts are left out."""
     assert medians([{"a": 1.0, "b": "x"}, {"a": 3.0, "b": "y"}, {"a": 2.0, "b": "z"}]) == {"a": [2.0, 1.0, 3.0]}

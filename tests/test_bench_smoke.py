@@ -1,4 +1,4 @@
-"""tools/bench_smoke.py: what it calls slower, and what it does not."""
+"""Tests of tools/bench_smoke.py: what it reports as slower, and what it does not."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ REFERENCES = {"copy": 1.6, "native": 1.2}
 
 
 def noisy(line: str, factor: float, count: int = 15, noise: float = 0.04) -> list[float]:
-    """Ratios as a run gives them, of a library that takes `factor` of the time."""
+    """Return ratios like those of a run in which the library takes `factor` times as long."""
     draw = random.Random(f"{line} {factor}")
     return [REFERENCES[line] / factor * draw.lognormvariate(0, noise) for _ in range(count)]
 
 
-def test_an_injected_slowdown_is_told_and_named_and_the_same_figures_without_it_are_not() -> None:
+def test_only_an_injected_slowdown_is_reported_by_name() -> None:
     good = judge({line: noisy(line, 1) for line in REFERENCES}, REFERENCES)
     assert exit_code(good) == 0 and not any(verdict.is_slower for verdict in good)
     slow = judge({"copy": noisy("copy", 1), "native": noisy("native", 1.25)}, REFERENCES)
@@ -35,7 +35,7 @@ def test_an_injected_slowdown_is_told_and_named_and_the_same_figures_without_it_
     assert text.endswith("SLOWER by more than 10 %") and "SLOWER" not in str(slow[0])
 
 
-def test_what_is_faster_or_slower_by_less_or_too_noisy_to_say_passes() -> None:
+def test_faster_slightly_slower_and_noisy_results_pass() -> None:
     for ratios in (noisy("copy", 0.5), noisy("copy", 1.08), noisy("copy", 1.2, noise=1.5)):
         assert exit_code(judge({"copy": ratios}, REFERENCES)) == 0
     (unknown,) = judge({"new": [1.0, 1.1, 1.2]}, REFERENCES)
@@ -43,7 +43,7 @@ def test_what_is_faster_or_slower_by_less_or_too_noisy_to_say_passes() -> None:
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=3, max_size=30), st.floats(0.1, 100))
-def test_only_an_interval_that_lies_wholly_below_says_slower(ratios: list[float], reference: float) -> None:
+def test_only_an_interval_entirely_below_the_limit_is_slower(ratios: list[float], reference: float) -> None:
     low, high = interval(ratios)
     assert min(ratios) <= low <= high <= max(ratios) and interval(ratios) == (low, high)
     (verdict,) = judge({"line": ratios}, {"line": reference})
@@ -51,15 +51,15 @@ def test_only_an_interval_that_lies_wholly_below_says_slower(ratios: list[float]
     assert low <= verdict.ratio <= high
 
 
-def test_slow_burns_what_it_says() -> None:
-    """Against the same work, by the process's own clock: no wall time is asserted."""
+def test_slow_adds_work() -> None:
+    """Each repeat yields one ratio of CPU times; wall time is not asserted."""
     work = list(range(200_000))
     (ratios,) = measure({"line": (lambda: sorted(work), lambda: sorted(work))}, 3, {"line": 4.0}).values()
     assert len(ratios) == 3
     assert cpu_seconds(lambda: sum(work), 3.0) > 0
 
 
-def test_what_cannot_be_asked_is_an_error_of_use(tmp_path: Path) -> None:
+def test_invalid_arguments_are_usage_errors(tmp_path: Path) -> None:
     for given_arguments in (
         ["--slow", "none=2"],
         ["--repeats", "2"],
@@ -71,7 +71,7 @@ def test_what_cannot_be_asked_is_an_error_of_use(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--update writes it" in done.stderr
 
 
-def test_the_reference_says_what_it_was_measured_with() -> None:
+def test_the_reference_records_its_environment() -> None:
     reference = json.loads(REFERENCE.read_text())
     assert reference["machine"]["pyav"] and reference["machine"]["cpu"] and reference["repeats"] >= 9
     for line in reference["lines"].values():
@@ -80,7 +80,7 @@ def test_the_reference_says_what_it_was_measured_with() -> None:
 
 @pytest.mark.slow
 def test_a_real_run_notices_an_injected_slowdown(tmp_path: Path) -> None:
-    """The tool as a whole: its own reference, then with and without the extra work."""
+    """The whole tool detects extra work against its own reference, and passes without it."""
     found = run("--only", "native_yuv", "index", "--repeats", "9", "--json")
     lines = {line["line"]: line for line in json.loads(found.stdout)["lines"]}
     assert set(lines) == {"native_yuv", "index"}

@@ -83,7 +83,7 @@ def test_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ("shuffle=true", "shuffle", True),
     ],
 )
-def test_scalars_are_what_they_look_like(override: str, name: str, value: object) -> None:
+def test_scalars_have_the_type_that_they_look_like(override: str, name: str, value: object) -> None:
     assert getattr(load(override), name) == value
 
 
@@ -122,7 +122,7 @@ def test_a_missing_field_is_named() -> None:
         load_config(Run, None)
 
 
-def test_all_mistakes_come_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     lines = error_of("nmae=x", "optimizer.lr=fast", "second.beta=1", "shuffle=no").splitlines()
     assert lines[0] == "4 mistakes in overrides:"
     assert sorted(line.split()[1] for line in lines[1:]) == ["nmae", "optimizer.lr", "second.beta", "shuffle"]
@@ -167,7 +167,7 @@ def test_an_override_changes_one_user_of_an_alias_only(tmp_path: Path) -> None:
     ids=["python", "binary", "bytes", "torn", "list", "text", "key", "digits", "cycle", "bomb", "large", "deep"],
 )
 def test_a_hostile_file_is_a_config_error(tmp_path: Path, content: bytes) -> None:
-    """SAFE-1"""
+    """SAFE-1: a hostile file raises a short ConfigError that names the file."""
     file = tmp_path / "run.yaml"
     file.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
@@ -206,13 +206,13 @@ def test_importing_config_costs_neither_pydantic_nor_yaml() -> None:
 
 
 @pytest.mark.parametrize("text", ["1e999999999", "1E5", "9" * 41, "1/0", "nan", ""])
-def test_text_that_would_be_a_number_of_any_size_is_refused(text: str) -> None:
-    """SAFE-1: a manifest or a YAML file of a few bytes must not cost a number of a billion digits."""
+def test_text_that_would_become_a_huge_number_is_refused(text: str) -> None:
+    """SAFE-1: a few bytes of a manifest or YAML file cannot create a number with a billion digits."""
     with pytest.raises(ConfigError, match="fps=.*must be a finite number"):
         exact("fps", text)
 
 
-def test_a_number_is_taken_as_it_is_written() -> None:
+def test_a_number_is_parsed_exactly() -> None:
     assert [exact("fps", value) for value in ("30000/1001", 0.33, "16:9", 24)] == [
         Fraction(30000, 1001), Fraction(33, 100), Fraction(16, 9), 24,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""SAFE-1: credentials are recognized in locations and in messages that quote locations, and nothing else is changed."""
+"""Tests of SAFE-1: credentials are recognized in locations and in messages that quote them; other text is unchanged."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_a_space_or_a_quote_before_a_location_hides_no_secret_from_the_check(bef
 
 @pytest.mark.parametrize("text", ORDINARY)
 @pytest.mark.parametrize("quote", QUOTES)
-def test_other_text_stays_as_it_is(text: str, quote: str) -> None:
+def test_other_text_is_unchanged(text: str, quote: str) -> None:
     assert hide_credentials(text) == text
     assert hide_all_credentials(quote.format(text)) == quote.format(text)
     refuse_credentials("work_dir", text)
 
 
 @given(st.text("ab1:/@. \\='-", max_size=40))
-def test_a_message_is_cleaned_once(text: str) -> None:
-    """Any text is accepted, and text without an "@" or a signature is never changed."""
+def test_cleaning_accepts_any_text(text: str) -> None:
+    """Cleaning accepts any text, never lengthens it, and leaves text without "@" or a signature unchanged."""
     assert "@" in text or hide_all_credentials(text) == hide_credentials(text) == text
     assert len(hide_all_credentials(text)) <= len(text)

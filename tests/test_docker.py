@@ -1,4 +1,4 @@
-"""docker/: the image holds what it should, and what the compose file says is run here, as it stands there."""
+"""Tests of docker/: the content of the image, and the commands of the compose file, run without containers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.servers import S3Env, S3Server
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
-# Of the compose specification: https://github.com/compose-spec/compose-spec/blob/main/05-services.md
+# From the compose specification: https://github.com/compose-spec/compose-spec/blob/main/05-services.md
 SERVICE_KEYS = {
     *("image", "build", "init", "read_only", "tmpfs", "cap_drop", "security_opt", "healthcheck", "depends_on"),
     *("environment", "entrypoint", "command", "volumes"),
@@ -44,13 +44,13 @@ def compose() -> dict[str, Any]:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(instruction, arguments) of the Dockerfile, continued lines joined."""
+    """Return the Dockerfile as (instruction, arguments), with continuation lines joined."""
     text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [(line.split()[0], line.split(None, 1)[1].strip()) for line in text.splitlines() if line.strip()]
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """The instructions of each stage; "" is the image itself, the last one."""
+    """Return the instructions of each stage; the key "" is the last stage, the image itself."""
     found: dict[str, list[tuple[str, str]]] = {}
     for name, arguments in instructions():
         if name == "FROM":
@@ -66,7 +66,7 @@ def test_hadolint_finds_nothing_wrong() -> None:
 
 
 def test_images_run_without_privileges_and_hold_no_secrets() -> None:
-    """SAFE-1: neither a build argument nor a variable nor a file that may be copied takes one."""
+    """SAFE-1: the images run as user 1000, and no build argument or variable holds a secret."""
     for name in ("s3", ""):
         users = [arguments for instruction, arguments in stages()[name] if instruction == "USER"]
         assert users == ["1000:1000"]
@@ -76,7 +76,7 @@ def test_images_run_without_privileges_and_hold_no_secrets() -> None:
     assert ("ENTRYPOINT", '["streamvid"]') in stages()[""]
 
 
-def test_what_is_copied_is_there_and_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     allowed = [line[1:] for line in Path(f"{DOCKERFILE}.dockerignore").read_text().splitlines() if line.startswith("!")]
     copied = [
         arguments.split()[:-1] for name, arguments in instructions() if name == "COPY" and "--from" not in arguments
@@ -86,8 +86,8 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
         assert (ROOT / path).exists() and any(fnmatch(path, pattern) for pattern in allowed), path
 
 
-def test_the_compose_file_holds_together() -> None:
-    """Names of services, volumes, stages, build arguments and variables are those of somebody."""
+def test_the_compose_file_is_consistent() -> None:
+    """All services, volumes, stages, build arguments and hosts that the file refers to exist."""
     file = compose()
     services = file["services"]
     assert {name for name in file if not name.startswith("x-")} == {"name", "services", "volumes"}
@@ -107,8 +107,8 @@ def test_the_compose_file_holds_together() -> None:
         assert host.hostname in services
 
 
-def test_variables_of_the_compose_file_are_read_by_somebody() -> None:
-    """A misspelt one would be silence."""
+def test_variables_of_the_compose_file_are_used() -> None:
+    """Every environment variable is known to botocore or streamvid; a misspelled one would be ignored silently."""
     botocore = {name for entry in KNOWN_TO_BOTOCORE.values() for name in _listed(entry[1])}
     known = botocore | CREDENTIALS | {"AWS_ENDPOINT_URL", "AWS_REGION", "XDG_CACHE_HOME"}
     ours = "".join(path.read_text() for path in (ROOT / "streamvid").rglob("*.py"))
@@ -126,24 +126,24 @@ def test_commands_are_verbs_with_their_flags(name: str) -> None:
     verb, *arguments = compose()["services"][name]["command"]
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
-    given = command.make_context(verb, list(arguments)).params  # raises for what it does not know
+    given = command.make_context(verb, list(arguments)).params  # raises for unknown flags
     if name == "trainer":
         config = load_config(TrainConfig, shipped_config("train", given["config"]), given["overrides"])
         assert config.data.dataset == compose()["services"]["sharder"]["command"][2]
 
 
 @pytest.mark.slow
-def test_what_the_compose_file_says_works(
+def test_the_commands_of_the_compose_file_work(
     corpus: Corpus, moto_server: S3Server, s3_env: S3Env, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All its commands in their order, as they stand there: other folder and endpoint, and fewer steps."""
+    """All its commands work in their order; only paths, endpoint and number of steps are changed."""
     s3_env(moto_server)
     port = moto_server.endpoint_url.rpartition(":")[2]
     data, home = tmp_path / "data", tmp_path / "home"
     data.mkdir()
     (data / "corpus").symlink_to(corpus.root)
     places = {
-        "http://s3:5000": f"http://localhost:{port}",  # a name without dots, as the service's
+        "http://s3:5000": f"http://localhost:{port}",  # a host name without dots, like the service's
         "127.0.0.1:5000": f"127.0.0.1:{port}",
         "/opt/streamvid/make_corpus.py": str(ROOT / "tools" / "make_corpus.py"),
         "/data/": f"{data}/",
@@ -159,9 +159,9 @@ def test_what_the_compose_file_says_works(
     bucket = urlsplit(services["sharder"]["command"][2]).netloc
     assert services["s3"]["healthcheck"]["test"][0] == "CMD"
     run(services["s3"]["healthcheck"]["test"][1:], {})
-    for _ in range(2):  # as each `up` does
+    for _ in range(2):  # each `up` runs it again
         run(services["bucket"]["entrypoint"], services["bucket"]["environment"])
-    run([*services["corpus"]["entrypoint"], f"{corpus.root}"], {})  # is there already: nothing is built
+    run([*services["corpus"]["entrypoint"], f"{corpus.root}"], {})  # exists already, so nothing is built
     assert services["corpus"]["command"] == [services["sharder"]["command"][1]]
     ours = [sys.executable, "-m", "streamvid"]
     for said in ("\nsealed: ", "\nalready sealed"):
@@ -170,11 +170,11 @@ def test_what_the_compose_file_says_works(
     run([*ours, *services["trainer"]["command"], *few], services["trainer"]["environment"])
 
     assert any((data / "run").glob("step-*.safetensors")) and any((data / "cache" / "blocks").iterdir())
-    # In the containers, nothing but /data and /tmp can be written.
+    # In the containers, only /data and /tmp are writable.
     assert {path.name for path in tmp_path.iterdir()} <= {"data", "home"} and not home.exists()
     manifest = moto_server.read(bucket, "demo/manifest.json")
     assert moto_server.uploads(bucket) == [] and json.loads(manifest)
-    # A service's name, too, is no part of a bucket's for the server.
+    # The server does not mistake the service's name for part of a bucket name.
     real = socket.getaddrinfo
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda host, *rest, **more: real({"s3": "127.0.0.1"}.get(host, host), *rest, **more)

@@ -1,4 +1,4 @@
-"""The main job, once, on real clips: corpus → shard → dataset → loader → training, judged from what comes out."""
+"""End-to-end test on real clips, judged by its results: corpus → shard → dataset → loader → training."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tests.video.clips import FFMPEG, decode_with_ffmpeg, mean_square_errors, ps
 from tools import make_corpus
 
 
-@pytest.mark.timeout(900)  # builds the corpus
+@pytest.mark.timeout(900)  # including building the corpus
 def test_every_input_row_is_in_a_shard_or_rejected_for_a_reason(corpus: Corpus, sharded: Sharded) -> None:
-    """SHARD-3, for a corpus with a truncated, an empty, a missing and a text file in it."""
+    """SHARD-3, for a corpus that contains a truncated, an empty, a missing and a text file."""
     with (corpus.root / "metadata.csv").open(newline="", encoding="utf-8") as file:
         rows = [row["path"] for row in csv.DictReader(file)]
     dataset = streamvid.open_dataset(sharded.root)
@@ -58,7 +58,7 @@ def test_every_input_row_is_in_a_shard_or_rejected_for_a_reason(corpus: Corpus, 
 
 
 def stored_clips(root: Path) -> list[dict[str, Any]]:
-    """Every sample of a dataset: its index row, and the clip's bytes as they lie in the tar."""
+    """Return the index row of every sample of a dataset, with the clip's bytes from the tar."""
     dataset = streamvid.open_dataset(root)
     found = []
     for shard in dataset.shards:
@@ -71,20 +71,20 @@ def stored_clips(root: Path) -> list[dict[str, Any]]:
 
 
 def ffmpeg_timestamps(path: Path) -> list[float]:
-    """Seconds at which the ffmpeg program shows each frame of a full decode."""
+    """Return the time in seconds of each frame in a full decode by the ffmpeg program."""
     command = [FFMPEG, "-nostdin", "-copyts", "-i", str(path), "-map", "0:V:0", "-fps_mode", "passthrough"]
     done = subprocess.run([*command, "-vf", "showinfo", "-f", "null", "-"], capture_output=True, check=True)
     return [float(time) for time in re.findall(r"pts_time:\s*(-?[\d.]+)", done.stderr.decode(errors="replace"))]
 
 
 def check_windows(corpus: Corpus, dataset: Path, num_windows: int) -> int:
-    """Random windows of every stored clip against a full decode by the ffmpeg program; how many numbers were read."""
+    """Compare random windows of every clip with ffmpeg's full decode; return how many burned-in numbers were read."""
     tool, draw = make_corpus, random.Random(0)
     num_burned = 0
     for sample in stored_clips(dataset):
         path, bucket = corpus.root / sample["source"], sample["bucket"]
         frames, height, width = bucket.shape
-        assert sample["clip"] == path.read_bytes(), f"{path}: copied clips are the original bytes"
+        assert sample["clip"] == path.read_bytes(), f"{path}: the copied clip differs from the original file"
         info = probe(sample["clip"])
         reference = decode_with_ffmpeg(path, Transform.cover(info, height, width).ffmpeg_filter, height, width)
         assert info.num_frames == len(reference) == sample["window_num_frames"], path
@@ -101,21 +101,21 @@ def check_windows(corpus: Corpus, dataset: Path, num_windows: int) -> int:
                 assert psnr(error) >= 45, f"{path}: frame {number}: {psnr(error):.1f} dB"
                 if entry.get("burned") and not info.is_image:
                     read = tool.read_number(picture, *tool.cover_geometry(entry, height, width))
-                    assert read == number + entry.get("first_number", 0), f"{path}: frame {number} reads {read}"
+                    assert read == number + entry.get("first_number", 0), f"{path}: frame {number} shows {read}"
                     num_burned += 1
     return num_burned
 
 
 @pytest.mark.timeout(900)
 def test_windows_of_every_clip_are_the_frames_that_ffmpeg_gives(corpus: Corpus, sharded: Sharded) -> None:
-    """SAMPLE-2: frame numbers, timestamps and pixels of random windows."""
+    """SAMPLE-2: frame numbers, timestamps and pixels of random windows equal those of ffmpeg."""
     assert check_windows(corpus, sharded.root, 2) > 200
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_windows_of_the_full_corpus(tmp_path: Path) -> None:
-    """SAMPLE-2 over every codec, rate, GOP and size that the corpus builder knows."""
+    """SAMPLE-2 for every codec, frame rate, GOP and size that the corpus builder supports."""
     described = make_corpus.make_corpus(tmp_path / "corpus", size="full")
     corpus = Corpus(tmp_path / "corpus", {entry["path"]: entry for entry in described["files"]})
     done = run_streamvid("shard", corpus.root, tmp_path / "dataset", *SHARD_ARGUMENTS, "--json")
@@ -128,7 +128,7 @@ def test_windows_of_the_full_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad"])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
 def test_an_epoch_over_ranks(sharded: Sharded, num_ranks: int, tail: Any) -> None:
-    """PLAN-2, PLAN-3, PLAN-4 over the real dataset: same steps, one bucket a step, no sample twice but what is announced."""
+    """PLAN-2, PLAN-3, PLAN-4 on real clips: equal steps, one bucket per step, and only announced repeats."""
     sequences, seen, repeats, announced = [], Counter[str](), 0, None
     for rank in range(num_ranks):
         world = streamvid.World(rank, num_ranks)
@@ -167,8 +167,8 @@ def test_captions_and_columns_arrive_with_their_own_clip(corpus: Corpus, sharded
     assert num_captions > 20
 
 
-def test_megatron_energon_reads_every_shard_as_it_is(sharded: Sharded) -> None:
-    """Interop: energon finds its metadata and offsets, and gives every member of every sample, byte for byte."""
+def test_megatron_energon_reads_every_shard(sharded: Sharded) -> None:
+    """Energon finds its metadata and offsets, and returns every member of every sample byte for byte."""
     expected: dict[str, dict[str, str]] = {}
     for path in (sharded.root / "shards").rglob("*.tar"):
         data = path.read_bytes()
@@ -196,7 +196,7 @@ def train(output: Path, dataset: Path, *overrides: str, ranks: int = 1) -> subpr
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_resumes_with_the_loaders_cursor(sharded: Sharded, tmp_path: Path) -> None:
-    """PLAN-5 through the trainer: 12 steps at once, and 6 then 6 in a new process, see the same batches and losses."""
+    """PLAN-5 through the trainer: 12 steps in one process, or 6 and 6 in two, have the same losses."""
     common = ("logging.steps=1", "checkpoints.steps=6", "eval.steps=6", "eval.num_batches=1")
     train(tmp_path / "whole", sharded.root, "max_steps=12", *common)
     train(tmp_path / "parts", sharded.root, "max_steps=6", *common)
@@ -209,7 +209,7 @@ def test_training_resumes_with_the_loaders_cursor(sharded: Sharded, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_ranks_train_together(sharded: Sharded, tmp_path: Path) -> None:
-    """PLAN-2 in real processes: a step that one rank lacked, or of another bucket, would hang or fail the all-reduce."""
+    """PLAN-2 in real processes: a missing step or another bucket on one rank would hang or fail the all-reduce."""
     train(
         tmp_path / "run",
         sharded.root,
@@ -228,7 +228,7 @@ def test_two_ranks_train_together(sharded: Sharded, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wheel_runs_the_demo_outside_the_checkout(tmp_path: Path) -> None:
-    """Presets and the corpus builder travel inside the wheel."""
+    """The wheel contains the presets and the corpus builder."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     run_command([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(ROOT)])
     (wheel,) = tmp_path.glob("streamvid-*.whl")

@@ -1,4 +1,4 @@
-"""The examples as a user runs them, judged by what they print and leave: keys, losses, checkpoints, processes."""
+"""Tests that run the examples as a user does and check keys, losses, checkpoints and leftover processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import Sharded
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "tools" / "examples"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-# Some seconds on an idle machine; a shared one has been seen to take ten times as long.
+# A few seconds on an idle machine; on a shared one, up to ten times as long.
 TIMEOUT_SECONDS = 280
 pytestmark = pytest.mark.timeout(900)
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node")
@@ -43,7 +43,7 @@ def start(name: str, dataset: Path, *arguments: object, cwd: Path, launcher: Ite
 
 
 def finish(process: Any, cwd: Path) -> tuple[int, str]:
-    """Exit status and output of a process that has left no other of its session behind."""
+    """Wait for an example and return its exit status and output; fail if other processes of its session remain."""
     try:
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except BaseException:
@@ -69,7 +69,7 @@ def session(leader: int) -> list[str]:
 
 
 def run(name: str, dataset: Path, *arguments: object, cwd: Path, launcher: Iterable[object] = ()) -> dict[str, Any]:
-    """The JSON of the last line that an example prints."""
+    """Run an example and return the JSON of the last line that it prints."""
     code, output = finish(start(name, dataset, *arguments, cwd=cwd, launcher=launcher), cwd)
     assert code == 0, (cwd / "stderr-of-the-last.txt").read_text()[-3000:]
     result: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -86,7 +86,7 @@ def flat(batches: Iterable[list[str]]) -> list[str]:
 
 
 def test_plain_pytorch_resumes_exactly(sharded: Sharded, tmp_path: Path, keys: list[str]) -> None:
-    """PLAN-4, PLAN-5: 40 steps at once, or 13 and then the rest: the same batches and the same losses, bit for bit."""
+    """PLAN-4, PLAN-5: 40 steps in one run, or 13 and the remainder, give bit-identical batches and losses."""
     whole = run("plain_pytorch.py", sharded.root, "--steps", 40, "--batch-size", 1, cwd=tmp_path)
     assert sorted(flat(whole["keys"][:34])) == keys and is_learning(whole["losses"])
     options = ("--batch-size", 1, "--checkpoint", "parts.pt")
@@ -99,7 +99,7 @@ def test_plain_pytorch_resumes_exactly(sharded: Sharded, tmp_path: Path, keys: l
 def test_accelerate_keeps_the_loaders_place_in_its_own_checkpoints(
     sharded: Sharded, tmp_path: Path, keys: list[str]
 ) -> None:
-    """PLAN-5: a run that ends between two checkpoints goes on at the last one, with the samples and losses that follow."""
+    """PLAN-5: a run that ends between two checkpoints resumes from the last one, with the same samples and losses."""
     options = ("--batch-size", 1, "--accumulate", 2, "--save-every", 4)
     whole = run("accelerate_loop.py", sharded.root, *options, "--output", "whole", cwd=tmp_path)
     assert sorted(flat(whole["keys"])) == keys and is_learning(whole["losses"]) and whole["updates"] == 17
@@ -110,7 +110,8 @@ def test_accelerate_keeps_the_loaders_place_in_its_own_checkpoints(
 
 
 def test_the_trainer_of_hugging_face_continues_an_epoch(sharded: Sharded, tmp_path: Path) -> None:
-    """PLAN-5: 12 steps at once, or 5 and then the rest; without the adapter, the Trainer says what to do."""
+    """PLAN-5: 12 steps in one run, or 5 and the remainder, see the same samples; skipping batches of a bare loader
+    raises an error that names the remedy."""
     whole = run("hf_trainer.py", sharded.root, "--steps", 12, "--output", "whole", cwd=tmp_path)
     parts = [
         run("hf_trainer.py", sharded.root, "--steps", steps, "--output", "part", cwd=tmp_path) for steps in (5, 12)
@@ -123,7 +124,7 @@ def test_the_trainer_of_hugging_face_continues_an_epoch(sharded: Sharded, tmp_pa
 
 
 def notes(output: Path, first: int, after: int, until: float) -> list[dict[str, Any]]:
-    """What the ranks of the run that began after step `first` noted of steps after `after` up to `until`."""
+    """Return what the ranks of the run that began after step `first` recorded of steps after `after`, up to `until`."""
     found = []
     for path in output.glob(f"samples-from{first}-rank*.jsonl"):
         lines = path.read_text().splitlines(keepends=True)
@@ -132,12 +133,13 @@ def notes(output: Path, first: int, after: int, until: float) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(count, marks=pytest.mark.slow) for count in (3, 2)])
-def test_a_torchrun_rank_is_killed_and_others_go_on(
+def test_other_ranks_resume_after_a_torchrun_rank_is_killed(
     sharded: Sharded, tmp_path: Path, keys: list[str], num_ranks: int
 ) -> None:
-    """PLAN-2, PLAN-4, PLAN-5: one of two ranks is killed by SIGKILL; two or three go on, and each sample comes once.
+    """PLAN-2, PLAN-4, PLAN-5: after SIGKILL of one of two ranks, two or three ranks resume, and each sample comes once.
 
-    Counted are the steps up to the last checkpoint and all of the next run; repeats of "pad" are marked.
+    The test counts the steps up to the last checkpoint and all steps of the next run, without the marked repeats of
+    "pad".
     """
     options, output = ("--output", "run", "--epochs"), tmp_path / "run"
     process = start("torchrun_ddp.py", sharded.root, *options, 100, cwd=tmp_path, launcher=(*TORCHRUN, 2))
@@ -161,7 +163,7 @@ def test_a_torchrun_rank_is_killed_and_others_go_on(
         if not is_repeat
     )
     assert fresh == [(epoch, key) for epoch in range(num_epochs) for key in keys]
-    # The last line has the keys of rank 0, repeats left out; and what is done is saved.
+    # The last line has the keys of rank 0 without repeats, and the finished run is saved.
     assert {(key, epoch) for epoch, key in fresh} >= {(key, num_epochs - 1) for key in done["keys"][-1]}
     assert len(done["losses"]) == done["step"] - saved and last_saved_step(output) == done["step"]
     again = run("torchrun_ddp.py", sharded.root, *options, num_epochs, cwd=tmp_path, launcher=(*TORCHRUN, num_ranks))
@@ -179,12 +181,12 @@ def last_saved_step(output: Path) -> int:
     "steps",
     [
         17,
-        # The checkpoint is that of an epoch's last batch, where Lightning itself keeps no place in the data.
+        # A checkpoint after an epoch's last batch, at which Lightning itself stores no position in the data.
         pytest.param(34, marks=pytest.mark.slow),
     ],
 )
-def test_lightning_resumes_where_it_stood(sharded: Sharded, tmp_path: Path, keys: list[str], steps: int) -> None:
-    """PLAN-4, PLAN-5: Trainer.fit to a checkpoint, and on in a new process to the end of the next epoch."""
+def test_lightning_resumes_from_its_checkpoint(sharded: Sharded, tmp_path: Path, keys: list[str], steps: int) -> None:
+    """PLAN-4, PLAN-5: Trainer.fit stops at a checkpoint, and a new process continues to the end of the next epoch."""
     options = ("--batch-size", 1, "--save-every", 17)
     parts = [
         run("lightning_module.py", sharded.root, *options, *more, cwd=tmp_path)
@@ -196,8 +198,9 @@ def test_lightning_resumes_where_it_stood(sharded: Sharded, tmp_path: Path, keys
     assert is_learning([loss for part in parts for loss in part["losses"]])
 
 
-def test_a_loop_of_open_soras_form(sharded: Sharded, tmp_path: Path, keys: list[str]) -> None:
-    """PLAN-4, PLAN-5, with one batch kept ahead: the state saved is that of the batch trained on, not of the one ahead."""
+def test_a_loop_in_open_sora_style(sharded: Sharded, tmp_path: Path, keys: list[str]) -> None:
+    """PLAN-4, PLAN-5, with one batch prefetched: the saved state is that of the batch trained on, not of the prefetched
+    one."""
     options = ("--batch-size", 1, "--epochs", 2)
     assert finish(start("opensora_loop.py", sharded.root, *options, "--stop", 5, cwd=tmp_path), tmp_path)[0] == 1
     rest = run("opensora_loop.py", sharded.root, *options, cwd=tmp_path)
@@ -214,7 +217,7 @@ def test_a_loop_of_open_soras_form(sharded: Sharded, tmp_path: Path, keys: list[
 
 
 def test_a_script_in_diffusers_style(sharded: Sharded, tmp_path: Path, keys: list[str]) -> None:
-    """diffusers' scheduler and transformer train on our batches, and its save_pretrained leaves a model it can load."""
+    """diffusers' scheduler and transformer train on our batches, and save_pretrained writes the model."""
     done = run("diffusers_style.py", sharded.root, "--steps", 10, "--max-tokens", 1700, cwd=tmp_path)
     assert len(done["keys"]) == 10 and set(flat(done["keys"])) <= set(keys)
     assert is_learning(done["losses"])
@@ -228,7 +231,7 @@ def test_a_script_in_diffusers_style(sharded: Sharded, tmp_path: Path, keys: lis
 
 
 def test_a_webdataset_pipeline_with_our_decoder(sharded: Sharded, tmp_path: Path, keys: list[str]) -> None:
-    """webdataset finds every sample of our shards, and decode_into gives each the shape of its bucket."""
+    """webdataset finds every sample of our shards, and decode_into gives each one the shape of its bucket."""
     done = run("webdataset_decoder.py", sharded.root, "--batch-size", 2, cwd=tmp_path)
     assert sorted(flat(done["keys"])) == keys and is_learning(done["losses"])
     shapes = {bucket.shape for bucket in streamvid.open_dataset(sharded.root).manifest.buckets}
@@ -241,5 +244,5 @@ def test_every_example_is_short_and_listed() -> None:
         assert f"[{path.name}]({path.name})" in listed
         assert len(path.read_text().splitlines()) <= 125, path
         tested = Path(__file__).read_text() + (Path(__file__).parent / "trainer" / "test_outputs.py").read_text()
-        # A task is no script: its training is what runs it.
+        # A task is not a script; the training run that uses it is in test_outputs.py.
         assert f'run("{path.name}"' in tested or f'"task": "{path.stem}:' in tested, f"no test runs {path.name}"

@@ -1,4 +1,4 @@
-"""The fault proxy breaks what it says and nothing else."""
+"""Tests of the fault proxy: it injects the chosen faults and changes nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ETAG = '"d41d8cd98f00b204e9800998ecf8427e"'
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """GET /plain, /chunked, /empty, /until-close; PUT keeps what it was sent."""
+    """A server with GET /plain, /chunked, /empty and /until-close; PUT stores the body."""
 
     protocol_version = "HTTP/1.1"
     kept: dict[str, bytes]
@@ -67,7 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @dataclass
 class Plain:
-    """A server of the standard library, and what was put there."""
+    """A server of the standard library, and the bodies that were uploaded to it."""
 
     url: str
     kept: dict[str, bytes]
@@ -78,7 +78,7 @@ def plain() -> Iterator[Plain]:
     kept: dict[str, bytes] = {}
     handler = type("Bound", (Handler,), {"kept": kept})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # resets are meant
+    server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # connection resets are intended
     with serving(server) as url:
         yield Plain(url, kept)
 
@@ -88,7 +88,7 @@ def connect(proxy: FaultProxy) -> http.client.HTTPConnection:
 
 
 def ask(proxy: FaultProxy, path: str = "/plain", method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
-    """Status and body of one request on a connection of its own."""
+    """Send one request on a new connection; return its status and body."""
     connection = connect(proxy)
     try:
         connection.request(method, path, body)
@@ -103,7 +103,7 @@ def differing(got: bytes) -> int:
     return sum(a != b for a, b in zip(got, BODY, strict=True))
 
 
-def test_everything_passes_as_it_is(plain: Plain) -> None:
+def test_everything_passes_unchanged(plain: Plain) -> None:
     with FaultProxy(plain.url) as proxy:
         connection = connect(proxy)
         for path, body in [("/plain", BODY), ("/chunked", BODY), ("/empty", b""), ("/plain", BODY)]:
@@ -139,7 +139,7 @@ def test_own_answers_never_reach_the_server(plain: Plain, kind: str) -> None:
     assert plain.kept == {}
 
 
-def test_refused_before_the_server_and_lost_after_it(plain: Plain) -> None:
+def test_refused_requests_and_lost_answers(plain: Plain) -> None:
     with FaultProxy(plain.url, faults=("refused",), fault_rate=1) as proxy:
         for method, body in [("GET", None), ("PUT", BODY)]:
             with pytest.raises(ConnectionError):
@@ -149,14 +149,14 @@ def test_refused_before_the_server_and_lost_after_it(plain: Plain) -> None:
         with pytest.raises(ConnectionError):
             ask(proxy, "/a", "PUT", BODY)
         assert plain.kept == {"/a": BODY}
-        assert ask(proxy) == (200, BODY)  # no GET loses its answer so
+        assert ask(proxy) == (200, BODY)  # GET requests are exempt from this fault
         assert proxy.counts().faults == {"refused": 2, "lost_answer": 1}
 
 
 @pytest.mark.parametrize("path", ["/plain", "/chunked", "/until-close"])
-def test_bodies_that_end_early(plain: Plain, path: str) -> None:
+def test_bodies_end_early(plain: Plain, path: str) -> None:
     with FaultProxy(plain.url, faults=("truncated",), fault_rate=1) as proxy:
-        if path == "/until-close":  # without a length nobody can tell
+        if path == "/until-close":  # without a length, a client cannot detect truncation
             assert 0 < len(ask(proxy, path)[1]) < len(BODY)
         else:
             with pytest.raises(http.client.IncompleteRead) as cut:
@@ -186,12 +186,12 @@ def test_a_request_with_an_unknown_header_is_refused(plain: Plain) -> None:
 
 
 @pytest.mark.parametrize("path", ["/plain", "/chunked", "/until-close"])
-def test_one_bit_is_another_and_all_else_as_it_was(plain: Plain, path: str) -> None:
+def test_exactly_one_bit_is_flipped(plain: Plain, path: str) -> None:
     with FaultProxy(plain.url, faults=("flipped",), fault_rate=1) as proxy:
         status, got = ask(proxy, path)
         assert status == 200 and differing(got) == 1
         assert ask(proxy, "/empty") == (200, b"")
-        assert proxy.counts().faults == {"flipped": 1}  # an empty body has nothing to break
+        assert proxy.counts().faults == {"flipped": 1}  # an empty body has no bit to flip
 
 
 @pytest.mark.parametrize("path", ["/plain", "/chunked", "/until-close"])
@@ -204,7 +204,7 @@ def test_slow_and_stalled_bodies_are_whole(plain: Plain, path: str) -> None:
         assert proxy.counts().faults == {"slow": 1, "stalled": 2}
 
 
-def test_a_stalled_body_stands_still_in_its_middle(plain: Plain) -> None:
+def test_a_stalled_body_stops_in_the_middle(plain: Plain) -> None:
     with FaultProxy(plain.url, faults=("stalled",), first_n=1, stall_s=600) as proxy:
         connection = connect(proxy)
         connection.request("GET", "/plain")
@@ -214,8 +214,8 @@ def test_a_stalled_body_stands_still_in_its_middle(plain: Plain) -> None:
         with pytest.raises(TimeoutError):
             answer.read(1)
         assert got == BODY[: len(BODY) // 2]
-        assert ask(proxy) == (200, BODY)  # nobody else waits for it
-        proxy.set(dead=True)  # and it is no longer there
+        assert ask(proxy) == (200, BODY)  # other requests are not delayed
+        proxy.set(dead=True)  # ends the stalled connection
         connection.close()
 
 
@@ -232,7 +232,7 @@ def test_wrong_etag(plain: Plain) -> None:
     assert etags[0] != ETAG and etags[0].startswith('"') and etags[1] == ETAG
 
 
-def test_dead_resets_all_connections_and_back_to_life(plain: Plain) -> None:
+def test_a_dead_proxy_resets_all_connections_and_can_be_revived(plain: Plain) -> None:
     with FaultProxy(plain.url) as proxy:
         connection = connect(proxy)
         connection.request("GET", "/empty")
@@ -260,7 +260,7 @@ def test_filters_and_the_first_n(plain: Plain) -> None:
         statuses = [ask(proxy, path, method)[0] for path in ("/plain", "/empty") for method in ("HEAD", "GET") * 2]
         assert statuses == [200, 200, 200, 200, 200, 500, 200, 500]
         assert ask(proxy, "/empty")[0] == 200
-        proxy.set()  # numbered from 0 again
+        proxy.set()  # restarts the numbering at 0
         assert ask(proxy, "/empty")[0] == 500
         assert proxy.reset_counts().requests == {"GET /plain": 2, "HEAD /plain": 2, "GET /empty": 4, "HEAD /empty": 2}
         assert proxy.counts().requests == {}
@@ -269,18 +269,18 @@ def test_filters_and_the_first_n(plain: Plain) -> None:
 @given(
     st.integers(0, 2**64), st.sampled_from(["GET", "HEAD", "PUT", "POST", "DELETE"]), st.sets(st.sampled_from(FAULTS))
 )
-def test_decisions_hang_on_seed_and_number_alone(seed: int, method: str, faults: set[str]) -> None:
+def test_decisions_depend_on_seed_and_number_only(seed: int, method: str, faults: set[str]) -> None:
     chosen = tuple(sorted(faults))
     rare, often = (Settings(fault_rate=rate, seed=seed, faults=chosen) for rate in (0.2, 0.6))
     few, many = ([decide(settings, n, method) for n in range(50)] for settings in (rare, often))
     assert few == [decide(rare, n, method) for n in range(50)]
-    assert all(b == a for a, b in zip(few, many, strict=True) if a)  # a higher rate adds faults and moves none
+    assert all(b == a for a, b in zip(few, many, strict=True) if a)  # a higher rate adds faults and keeps the others
     assert {kind for kind in many if kind} <= faults
     assert method == "GET" or not {kind for kind in many if kind} & set(BODY_FAULTS)
     assert all(decide(Settings(first_n=3, faults=("reset",)), n, method) == "reset" for n in range(3))
 
 
-def test_the_rate_and_the_kinds_are_what_was_asked_for() -> None:
+def test_the_rate_and_the_kinds_are_as_configured() -> None:
     kinds = [decide(Settings(fault_rate=0.2, seed=3), n, "GET") for n in range(10_000)]
     met = [kind for kind in kinds if kind]
     assert 1900 < len(met) < 2100 and set(met) == set(FAULTS) - {"lost_answer"}
@@ -296,8 +296,9 @@ def test_the_same_requests_meet_the_same_faults(plain: Plain) -> None:
     assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) > 2
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of threads; the child runs none
-def test_it_closes_while_a_forked_child_lives(plain: Plain) -> None:
+# Newer Pythons warn about forking with threads, but the child only waits.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_the_proxy_closes_while_a_forked_child_lives(plain: Plain) -> None:
     proxy = FaultProxy(plain.url)
     child = os.fork()
     if not child:
@@ -316,7 +317,7 @@ def test_unknown_faults_are_named() -> None:
         Settings(faults=("rest",))
 
 
-def test_the_program_serves_until_it_is_told_to_end(plain: Plain) -> None:
+def test_the_program_serves_until_interrupted(plain: Plain) -> None:
     command = [sys.executable, "-m", "tools.fault_proxy", "--upstream", plain.url.removeprefix("http://")]
     command += ["--port", "0", "--faults", "all", "--fault-rate", "0", "--latency-ms", "1", "--methods", "GET,PUT"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

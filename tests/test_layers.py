@@ -1,4 +1,4 @@
-"""The floors of the house: a file imports only from lower floors or its own room, and libraries stay in their rooms."""
+"""Tests of the architecture: files import only from lower floors or their own room; libraries stay in their rooms."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if "_shipped" not in path.
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """(module, is it under TYPE_CHECKING) of every import in a file, wherever it stands."""
+    """Return (module, whether under TYPE_CHECKING) for every import in a file, at any level."""
     tree = ast.parse(path.read_text())
     for_types = {
         id(node)
@@ -89,14 +89,14 @@ def room(path: Path) -> str:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_only_from_lower_floors(path: Path) -> None:
     if path == PACKAGE / "__init__.py" or room(path) == "__main__":
-        return  # the front door: it names what it loads lazily
+        return  # the package's `__init__.py` lists what it loads lazily
     own = room(path)
     for module, _ in imports(path):
         parts = module.split(".")
         if parts[0] != "streamvid" or len(parts) < 2 or parts[1] not in FLOORS or parts[1] == own:
             continue
         if parts[1] in ("credentials", "errors"):
-            continue  # the files that all may use, those on the same floor too
+            continue  # every file may use these, including files on the same floor
         assert FLOORS[parts[1]] < FLOORS[own], f"{path.relative_to(PACKAGE)} (floor {FLOORS[own]}) imports {module}"
 
 
@@ -117,14 +117,14 @@ def test_every_room_has_a_floor() -> None:
 
 
 def module_name(path: Path) -> str:
-    """Dotted name of a file; a folder's `__init__.py` is the folder."""
+    """Return the dotted name of a file; an `__init__.py` has the name of its folder."""
     return ".".join(("streamvid", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Which of our modules each of our modules imports, anywhere in its text.
+    """Return the imports between our modules, including those inside functions.
 
-    `from a.b import c` counts as an import of `a.b.c` if that is a module. The package's own `__init__.py`, which names
+    `from a.b import c` counts as an import of `a.b.c` if that is a module. The package's own `__init__.py`, which lists
     what it loads lazily, is left out.
     """
     modules = {module_name(path): path for path in FILES if path != PACKAGE / "__init__.py"}
@@ -137,7 +137,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of nodes that reach each other."""
+    """Return the groups of nodes that reach each other."""
     reach: dict[str, set[str]] = {}
     for start in graph:
         seen: set[str] = set()
@@ -156,7 +156,7 @@ def test_no_import_cycle_between_files() -> None:
 
 
 def test_no_import_cycle_between_the_units_of_a_folder() -> None:
-    """A unit is a file or a folder; a folder's units have an order in which they can be read."""
+    """The files and subfolders of a folder have an order in which they can be read."""
     graph = import_graph()
     found = {}
     for folder in sorted({path.parent for path in FILES}):
@@ -173,7 +173,7 @@ def test_no_import_cycle_between_the_units_of_a_folder() -> None:
 
 
 def test_folders_hold_at_most_15_files() -> None:
-    """An `__init__.py` that only says what the folder is for is not counted."""
+    """Each folder has at most 15 files, not counting its `__init__.py`."""
     sizes = Counter(str(path.parent.relative_to(PACKAGE)) for path in FILES if path.name != "__init__.py")
     assert {folder: size for folder, size in sizes.items() if size > 15} == {}
 
@@ -184,7 +184,7 @@ def test_files_and_functions_stay_small() -> None:
         assert len(lines) <= 500, f"{path.relative_to(PACKAGE)} has {len(lines)} lines"
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                # The body alone: neither the parameters, one per line where there are many, nor the docstring.
+                # Only the body counts, without the docstring and the parameters, which can take one line each.
                 has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
                 length = (node.end_lineno or 0) - node.body[1 if has_docstring else 0].lineno + 1
                 assert length <= 40, f"{path.relative_to(PACKAGE)}: {node.name} has {length} lines"
@@ -196,7 +196,7 @@ def test_code_is_laid_out_by_the_formatter() -> None:
 
 
 def test_the_map_names_files_that_exist() -> None:
-    """CONTRIBUTING.md, which newcomers read first, is kept true."""
+    """Every path in CONTRIBUTING.md, which newcomers read first, exists."""
     root = PACKAGE.parent
     text = (root / "CONTRIBUTING.md").read_text()
     paths = re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text)

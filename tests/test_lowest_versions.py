@@ -1,4 +1,4 @@
-"""tools/lowest.txt, which CI installs to test the lowest allowed versions, follows the bounds of pyproject.toml."""
+"""Tests that tools/lowest.txt, which lists the lowest allowed versions for CI, matches pyproject.toml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_each_dependency_is_pinned_to_its_lower_bound() -> None:
-    """Except for torch, whose older CPU builds are on no package index."""
+    """Every dependency except torch is pinned; no package index has older CPU builds of torch."""
     lines = (ROOT / "tools" / "lowest.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

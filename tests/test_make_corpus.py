@@ -1,4 +1,4 @@
-"""tools/make_corpus.py: what it says of its files is so, judged with plain PyAV and the files alone."""
+"""Tests of tools/make_corpus.py: its descriptions match the files, checked with PyAV and the files alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SUBSET = (
     "images/*",
     "videos/broken/*",
 )
-# (width, height): square, wide, tall, the widest and the tallest that presets ask for, and very small ones
+# (width, height): square, wide, tall, the widest and the tallest in any preset, and very small ones
 BUCKETS = ((256, 256), (208, 112), (112, 208), (400, 168), (168, 400), (96, 96), (64, 36))
 
 
@@ -53,14 +53,14 @@ def decode(path: Path) -> list[av.VideoFrame]:
 
 
 def displayed(frame: av.VideoFrame, width: int, height: int) -> np.ndarray:
-    """The frame area-scaled to (width, height) as displayed, uint8 (H, W, 3)."""
+    """Return the frame as displayed, area-scaled to (width, height), uint8 (H, W, 3)."""
     turns = frame.rotation // 90
     size = (height, width) if turns % 2 else (width, height)
     return np.rot90(frame.reformat(*size, format="rgb24", interpolation="AREA").to_ndarray(), turns)
 
 
 def cropped(frame: av.VideoFrame, entry: dict, width: int, height: int) -> np.ndarray:
-    """The frame scaled to cover (width, height) and centre-cropped."""
+    """Return the frame scaled to cover (width, height) and center-cropped."""
     scale = max(width / entry["display_width"], height / entry["display_height"])
     big_width = max(width, round(entry["display_width"] * scale))
     big_height = max(height, round(entry["display_height"] * scale))
@@ -75,7 +75,7 @@ def check_numbers(dest: Path, entry: dict, buckets=BUCKETS) -> None:
     assert [make_corpus.read_number(picture) for picture in full] == expected, entry["path"]
     for picture in (full[0], full[-1]):
         error = np.abs(make_corpus.read_colours(picture) - np.array(make_corpus.COLOURS)).max()
-        assert error < 16, f"{entry['path']}: a known colour is off by {error:.1f}"
+        assert error < 16, f"{entry['path']}: a known color is off by {error:.1f}"
     for width, height in buckets:
         scale, short_side = make_corpus.cover_geometry(entry, height, width)
         numbers = [make_corpus.read_number(cropped(f, entry, width, height), scale, short_side) for f in frames]
@@ -83,7 +83,7 @@ def check_numbers(dest: Path, entry: dict, buckets=BUCKETS) -> None:
 
 
 @pytest.mark.slow
-def test_every_frame_says_its_number_at_full_size_and_in_every_bucket(built):
+def test_every_frame_shows_its_number_at_full_size_and_in_every_bucket(built):
     dest, corpus = built
     burned = entries_of(corpus, burned=True, expect="keep")
     codecs = {entry["codec"] for entry in burned}
@@ -93,7 +93,7 @@ def test_every_frame_says_its_number_at_full_size_and_in_every_bucket(built):
 
 
 @pytest.mark.slow
-def test_pipelines_that_ignore_the_pixel_shape_can_read_too(built):
+def test_numbers_are_readable_without_the_sample_aspect_ratio(built):
     dest, corpus = built
     (entry,) = entries_of(corpus, sar="4/3")
     assert (entry["width"], entry["height"]) == (480, 360)
@@ -132,7 +132,7 @@ def test_timestamps_packets_and_keyframes_are_as_described(built):
         times = [float(frame.time) for frame in frames]
         nominal = entry["times_seconds"] or [n / entry["fps"] for n in range(entry["num_frames"])]
         assert times[0] == pytest.approx(entry["start_seconds"], abs=1e-6)
-        # containers that count in milliseconds round
+        # containers with timestamps in milliseconds round
         assert [time - times[0] for time in times] == pytest.approx(nominal, abs=0.001), entry["path"]
         with av.open(str(dest / entry["path"])) as container:
             packets = [packet for packet in container.demux(video=0) if packet.size]
@@ -146,7 +146,7 @@ def test_timestamps_packets_and_keyframes_are_as_described(built):
 
 
 @pytest.mark.slow
-def test_the_oddities_are_there(built):
+def test_the_corpus_contains_the_described_oddities(built):
     dest, corpus = built
     by_name = {Path(entry["path"]).stem: entry for entry in corpus["files"]}
     assert {entry.get("rotation") for entry in corpus["files"]} >= {0, 90, 180, 270}
@@ -163,7 +163,7 @@ def test_the_oddities_are_there(built):
         with av.open(str(dest / by_name[name]["path"])) as container:
             packets = [packet for packet in container.demux(video=0) if packet.size]
         leading = [b for a, b in itertools.pairwise(packets) if a.is_keyframe and b.pts < a.pts]
-        assert leading, f"{name} has no frame that is shown before the keyframe it follows"
+        assert leading, f"{name} has no frame that follows a keyframe in the file and is displayed before it"
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_two_builds_have_the_same_bytes_in_one_process_or_in_several(tmp_path):
         {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
         for root in (tmp_path / "one", tmp_path / "two")
     ]
-    # Names alone: a comparison of whole files would be shown, which takes minutes.
+    # Only names are asserted: pytest would take minutes to show how whole files differ.
     assert trees[0].keys() == trees[1].keys()
     assert [name for name in trees[0] if trees[0][name] != trees[1][name]] == []
     assert len(trees[0]) == 6
@@ -196,7 +196,7 @@ def test_two_builds_have_the_same_bytes_in_one_process_or_in_several(tmp_path):
     assert (tmp_path / "other" / blink["path"]).read_bytes() != trees[0][blink["path"]]
 
 
-def test_a_finished_corpus_is_left_alone_a_damaged_or_other_one_rebuilt(tmp_path):
+def test_a_finished_corpus_is_kept_and_a_damaged_or_different_one_rebuilt(tmp_path):
     dest, only = tmp_path / "corpus", "images/*.jpg"
     first = make_corpus.make_corpus(dest, only=only, workers=1)
     inode = (dest / "images/meadow.jpg").stat().st_ino
@@ -272,7 +272,7 @@ def test_a_little_distortion_and_noise_do_no_harm():
     assert make_corpus.read_number(noisy[2:, 3:], 1.0, 180) == 1234
 
 
-def test_what_is_not_one_whole_upright_number_reads_as_none():
+def test_incomplete_and_distorted_numbers_read_as_none():
     first, second = picture_with(1000).astype(int), picture_with(1001).astype(int)
     wrong = {
         "unmarked": np.random.default_rng(1).integers(0, 256, (180, 320, 3), dtype=np.uint8),
@@ -297,7 +297,7 @@ def test_the_full_corpus_is_readable_throughout(tmp_path):
         check_numbers(tmp_path / "corpus", entry)
 
 
-def test_the_demo_is_of_the_promised_extent():
+def test_the_demo_has_the_promised_extent():
     demo = make_corpus.DEMO
     clips = [recipe for recipe in demo if isinstance(recipe, make_corpus.Clip) and recipe.expect == "keep"]
     assert 36 <= len(demo) <= 40

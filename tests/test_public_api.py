@@ -1,4 +1,4 @@
-"""The names that users type, frozen: a change here is a change of contract and belongs in CHANGELOG.md."""
+"""Tests that freeze the public names: a change here changes the contract and belongs in CHANGELOG.md."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.processes import run_python
 
 PACKAGE = Path(streamvid.__file__).parent
 MANY_FIELDS = {"LoaderStats", "VideoInfo"}
-"""Public dataclasses of more than 12 fields that are not options, or still to be divided."""
+"""Public dataclasses with more than 12 fields: not options, or still to be divided."""
 SHARED_NAMES = {"Members", "Record", "Sidecar", "_Reader"}
-"""Names of several classes that are still to be told apart."""
+"""Names that several classes share and that are still to be made unique."""
 HEAVY = (
     "torch",
     "urllib.request",
@@ -95,7 +95,7 @@ def test_public_names() -> None:
 
 
 def public_dataclasses() -> dict[str, type]:
-    """Every dataclass that is exported, and those nested in their fields, by name."""
+    """Return every exported dataclass, and those nested in their fields, by name."""
     found: dict[str, type] = {}
     waiting = [getattr(streamvid, name) for name in streamvid.__all__]
     while waiting:
@@ -131,7 +131,7 @@ def test_each_option_of_the_loader_is_declared_with_its_documentation(name: str)
 
 
 def test_no_two_classes_share_a_name() -> None:
-    """Private ones included: one word has one meaning in the whole package."""
+    """Class names, including private ones, are unique in the whole package."""
     homes: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -156,14 +156,14 @@ def test_unknown_name_is_an_attribute_error() -> None:
     "statement", ["import streamvid", "import streamvid.loader.workers.worker", "import streamvid.cli.main"]
 )
 def test_importing_is_light(statement: str) -> None:
-    """A worker, a notebook and `--help` pay for nothing that they do not use."""
+    """Importing the package, a worker or the command line loads no heavy library."""
     code = f"{statement}\nimport sys; print([m for m in {HEAVY!r} if m in sys.modules])"
     result = run_python(code)
     assert result.stdout.strip() == "[]"
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """The help of every verb, after `streamvid --help` itself."""
+    """Neither `streamvid --help` nor the help of any verb imports a heavy library."""
     verbs = ("", "annotate", "append", "bench", "compact", "copy", "demo", "encode", "extract", "ledger")
     verbs += (
         "ledger check",

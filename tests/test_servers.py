@@ -1,4 +1,4 @@
-"""The servers of the tests are what a real S3 is, are found by the environment, and end with the tests."""
+"""Tests of the test servers: they behave like a real S3, are found through the environment, and end with the tests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def is_served(url: str) -> bool:
 
 
 def test_no_server_outlives_a_killed_test_run(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue("rgw")  # skips where it cannot be had
+    request.getfixturevalue("rgw")  # skips if Ceph is not installed
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -60,14 +60,14 @@ def test_no_server_outlives_a_killed_test_run(tmp_path: Path, request: pytest.Fi
         if not any(is_served(url) for url in urls) and not any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
             return
         deadline.wait(0.1)
-    pytest.fail(f"still there after a minute: {urls}, {pids}")
+    pytest.fail(f"still running after a minute: {urls}, {pids}")
 
 
 def code_of(error: pytest.ExceptionInfo[ClientError]) -> int:
     return int(error.value.response["ResponseMetadata"]["HTTPStatusCode"])
 
 
-def test_rgw_lets_nobody_in_who_should_not_be(rgw: Rgw) -> None:
+def test_rgw_denies_access_to_strangers(rgw: Rgw) -> None:
     bucket = rgw.new_bucket()
     rgw.put(bucket, "key", b"theirs")
     for stranger in (rgw.as_user("nokey", rgw.secret_key), rgw.as_user(rgw.access_key, "wrong"), rgw.other):
@@ -80,7 +80,7 @@ def test_rgw_lets_nobody_in_who_should_not_be(rgw: Rgw) -> None:
 
 
 @pytest.mark.parametrize("name", ["rgw", "moto_server"])
-def test_a_server_is_an_s3_also_through_the_proxy(
+def test_a_server_behaves_like_s3_through_the_proxy(
     request: pytest.FixtureRequest, fault_proxy: ProxyFactory, name: str
 ) -> None:
     server: S3Server = request.getfixturevalue(name)

@@ -1,4 +1,4 @@
-"""How well a shuffle mixes and what it costs in reads: figures that a slow count over all samples confirms."""
+"""Tests of shuffle quality: how well a shuffle mixes and what it costs in reads, checked by a full count of samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ shard_sizes = st.lists(st.integers(0, 12), min_size=1, max_size=8)
 
 
 def counted(sizes: list[int], batch_size: int, chosen: PlanOptions, num_ranks: int) -> dict[str, float]:
-    """The figures of one bucket by their definitions."""
+    """Compute the figures of one bucket from their definitions."""
     chosen = replace(chosen, tail="drop", sync="bucket", order="mixed", accumulate=1)
     plan = EpochPlan({"b": sizes}, {"b": batch_size}, chosen, num_ranks)
     stored = list(itertools.chain.from_iterable([(s, i) for i in range(size)] for s, size in enumerate(sizes)))
@@ -54,10 +54,8 @@ def counted(sizes: list[int], batch_size: int, chosen: PlanOptions, num_ranks: i
 
 @settings(max_examples=60)
 @given(shard_sizes, st.integers(1, 4), options(), st.integers(1, 10))
-def test_figures_are_what_counting_gives(
-    sizes: list[int], batch_size: int, chosen: PlanOptions, num_ranks: int
-) -> None:
-    """Any shuffle and any tail: what is looked at is the order, and the order has no tail."""
+def test_figures_match_a_full_count(sizes: list[int], batch_size: int, chosen: PlanOptions, num_ranks: int) -> None:
+    """For any shuffle and tail, the figures equal a full count; they depend only on the order, which has no tail."""
     if sum(sizes) < num_ranks * batch_size:
         with pytest.raises(PlanError):
             shuffle_quality({"b": sizes}, {"b": batch_size}, chosen, num_ranks)
@@ -85,11 +83,11 @@ def test_a_larger_window_mixes_more_and_reads_more_shards() -> None:
         assert one.neighbors_kept > other.neighbors_kept > other.neighbors_by_chance
         assert one.shards_per_batch < other.shards_per_batch
     shards = shuffle_quality(sizes, batch_sizes, PlanOptions(shuffle="shards"), 4)
-    assert shards.move == pytest.approx(rows[2].move, rel=0.1)  # shards move as far; their neighbors stay together
+    assert shards.move == pytest.approx(rows[2].move, rel=0.1)  # only neighboring samples stay together
     assert shards.neighbors_kept > 0.97 and shards.reads_per_batch < 1.1
 
 
-def test_slices_of_a_large_dataset_show_what_all_of_it_does() -> None:
+def test_slices_of_a_large_dataset_represent_all_of_it() -> None:
     sizes = {f"b{number}": [60 + 10 * number, 140] * 150 for number in range(3)}
     batch_sizes = dict.fromkeys(sizes, 4)
     whole = shuffle_quality(sizes, batch_sizes, PlanOptions(), 8)
@@ -101,7 +99,7 @@ def test_slices_of_a_large_dataset_show_what_all_of_it_does() -> None:
 
 
 def test_a_rank_reads_all_its_shards_within_a_short_epoch() -> None:
-    """64 steps hold all of a small dataset: the shards of both buckets are counted, those of each by name."""
+    """In an epoch of fewer than 64 steps, the shards of each bucket are counted separately."""
     found = shuffle_quality({"b": [4, 4], "c": [4, 4, 4]}, {"b": 4, "c": 4}, PlanOptions(shuffle="none"))
     assert found == ShuffleQuality(20, 0, 1, found.neighbors_by_chance, 1, 1, 5)
 
@@ -111,7 +109,7 @@ def test_buckets_that_fill_no_step_are_left_out() -> None:
     assert shuffle_quality({"b": [40, 40], "starved": [3], "empty": []}, {"b": 4, "starved": 4, "empty": 4}) == alone
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_samples=0"):
         shuffle_quality({"b": [4]}, {"b": 1}, max_samples=0)
     with pytest.raises(ConfigError, match="batch_sizes"):

@@ -1,4 +1,4 @@
-"""A few tiny clips, and the dataset that the command makes of them."""
+"""Fixtures of the command-line tests: a few tiny clips, and the dataset that the command makes of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = ("--buckets", "96x64@5,64x96@5", "--workers", "1")
 
 @dataclass(frozen=True)
 class Tiny:
-    """Where the clips lie, the dataset made of them, and what `shard --json` said of it."""
+    """The folder of the clips, the dataset made of them, and the output of `shard --json`."""
 
     videos: Path
     dataset: Path
@@ -31,7 +31,7 @@ class Tiny:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """Two clips, each with a caption beside it, and a file that is no video."""
+    """Two clips with caption files, and a file that is not a video."""
     root = tmp_path_factory.mktemp("tiny")
     videos = root / "videos"
     videos.mkdir()
@@ -48,7 +48,8 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The streamvid command in this process, for what is refused before any work begins: a process costs a second."""
+    """A function that runs the streamvid command in this process, for commands that fail early; a process costs a
+    second."""
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         words = ["streamvid", *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""streamvid annotate, and stats of what it did, in real processes."""
+"""Tests of streamvid annotate, and of stats on its results, in real processes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def dataset(tiny: Tiny, tmp_path: Path) -> Path:
     return tmp_path / "dataset"
 
 
-def test_columns_and_captions_are_put_there_and_shown(dataset: Path, tmp_path: Path) -> None:
-    """Item 5: one command, a report, the same again changes nothing, and what cannot be is one line."""
+def test_columns_and_captions_are_added_and_shown(dataset: Path, tmp_path: Path) -> None:
+    """Item 5: one command adds the values and reports them, repeating it changes nothing, and an error is one line."""
     file = tmp_path / "more.csv"
     file.write_text("source,motion,caption\nwide.mp4,0.5,a wide road\ntall.mp4,,\nnone.mp4,1,gone\n")
     arguments = ("annotate", dataset, file)
@@ -41,8 +41,8 @@ def test_columns_and_captions_are_put_there_and_shown(dataset: Path, tmp_path: P
     assert wrong.returncode == 2 and "did you mean 'motion'" in wrong.stderr and wrong.stderr.count("\n") == 1
 
 
-def test_rejections_by_kind_are_the_same_of_the_run_and_of_the_dataset(tiny: Tiny, tmp_path: Path) -> None:
-    """Item 10: counts, examples and the option that would have let them in; `--where` among them."""
+def test_rejections_by_kind_are_the_same_in_the_report_and_in_stats(tiny: Tiny, tmp_path: Path) -> None:
+    """Item 10: each kind, including `--where`, has a count, examples and the option that would accept the files."""
     dest = tmp_path / "dataset"
     shard = ("shard", tiny.videos, dest, *OPTIONS, "--where", "height < 90")
     report = json.loads(run_streamvid(*shard, "--json").stdout)

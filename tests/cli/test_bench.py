@@ -1,4 +1,4 @@
-"""streamvid bench in real processes."""
+"""Tests of streamvid bench in real processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.files import tree_of
 SHORT = ("--seconds", "0.3")
 
 
-def test_it_tells_rates_limit_and_workers_and_changes_nothing(tiny: Tiny) -> None:
+def test_rates_limit_and_workers_are_reported_and_the_dataset_is_unchanged(tiny: Tiny) -> None:
     before = tree_of(tiny.dataset)
     done = run_streamvid("bench", tiny.dataset, *SHORT, "--num-workers", "0,1", "--step-seconds", "100")
     text = done.stdout
@@ -31,7 +31,7 @@ def test_it_tells_rates_limit_and_workers_and_changes_nothing(tiny: Tiny) -> Non
     assert tree_of(tiny.dataset) == before
 
 
-def test_json_has_it_all_and_a_step_too_short_is_a_failure_with_its_reason(tiny: Tiny) -> None:
+def test_json_is_complete_and_too_short_a_step_fails_with_its_reason(tiny: Tiny) -> None:
     arguments = ("--batch-size", "*=2", "--num-workers", "0", "--step-seconds", "0.000001", "--local-ranks", "8")
     done = run_streamvid("bench", tiny.dataset, *SHORT, *arguments, "--json", check=False)
     facts = json.loads(done.stdout)
@@ -54,19 +54,19 @@ def test_json_has_it_all_and_a_step_too_short_is_a_failure_with_its_reason(tiny:
         (("--split", "test"), 1, "split='test' has no samples"),
     ],
 )
-def test_what_is_wrong_is_named(tiny: Tiny, arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_mistakes_are_named(tiny: Tiny, arguments: tuple[str, ...], code: int, message: str) -> None:
     done = run_streamvid("bench", tiny.dataset, *arguments, check=False)
     assert done.returncode == code and message in done.stderr, done.stderr
     assert not done.stdout and "Traceback" not in done.stderr
 
 
-def test_what_is_no_dataset_is_told(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_reported(tmp_path: Path) -> None:
     done = run_streamvid("bench", tmp_path / "missing", check=False)
     assert done.returncode == 1 and done.stderr.startswith(f"error: no dataset at {tmp_path / 'missing'}")
 
 
 def test_an_interrupt_leaves_nothing_behind(tiny: Tiny) -> None:
-    """STOP-1: Ctrl-C while workers decode."""
+    """STOP-1: Ctrl-C while workers decode ends all processes."""
     command = [sys.executable, "-m", "streamvid", "bench", str(tiny.dataset), "--seconds", "3", "--num-workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -85,5 +85,5 @@ def test_an_interrupt_leaves_nothing_behind(tiny: Tiny) -> None:
     assert process.returncode == 130 and not out and "interrupted" in err and "Traceback" not in err, err
     assert len(workers) == 2
     _, alive = psutil.wait_procs(list(workers), timeout=15)
-    # One that nobody was left to wait for stays in the table where this container's first process reaps none.
+    # Orphaned workers remain as zombies if the container's first process does not reap them.
     assert all(worker.status() == psutil.STATUS_ZOMBIE for worker in alive), alive

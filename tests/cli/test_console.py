@@ -1,4 +1,4 @@
-"""Tables in a pipe and on a terminal."""
+"""Tests of tables in a pipe and on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamvid.cli.console import ProgressBar, print_table, size
 def test_a_piped_table_is_plain_text_of_any_width(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SAFE-1: a cell moves no cursor, and means what it says."""
+    """SAFE-1: cells are printed literally, without markup, and with control characters escaped."""
     monkeypatch.setenv("COLUMNS", "40")
     long = "/a/path/that/is/long/" * 20 + " and words " * 20 + "end"
     print_table(["bucket", "samples", "what"], [("a", 12, long), ("b", 3456, "[red]x[/red] \x1b[2J\n:smile:")])
@@ -29,13 +29,14 @@ def test_a_piped_table_is_plain_text_of_any_width(
 def on_a_terminal(
     headers: list[str], rows: list[tuple[object, ...]], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> str:
-    """A table on a terminal of this width; standard output is a pseudo-terminal."""
+    """Print a table to a pseudo-terminal of this width and return the output."""
     controller, terminal = pty.openpty()
     monkeypatch.setenv("COLUMNS", str(width))
     with os.fdopen(terminal, "w") as stream, contextlib.redirect_stdout(stream):
         print_table(headers, rows)
     shown = b""
-    with os.fdopen(controller, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # the end of a terminal
+    # Linux reports a closed terminal as an error.
+    with os.fdopen(controller, "rb", buffering=0) as screen, contextlib.suppress(OSError):
         while part := screen.read(1 << 16):
             shown += part
     return shown.decode().replace("\r\n", "\n")
@@ -43,7 +44,7 @@ def on_a_terminal(
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_table_fits_the_terminal_without_breaking_words(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns that do not fit come in a second table below, and long texts are wrapped between words."""
+    """Columns that do not fit form a second table below, and long texts wrap between words."""
     names = ["bucket", "T x H x W", "samples", "shards", "size", "video", "cropped", "sources", "PSNR-Y", "lowest"]
     cells = "256px-33f-16x9|33 x 192 x 336|332461|41557|12.3 MB|12345.1 s|12%|9.1 MB|41.5 dB|30.2 dB"
     row = tuple(cells.split("|"))
@@ -65,7 +66,7 @@ def test_a_table_of_thousands_of_rows_is_cut(capsys: pytest.CaptureFixture[str])
     assert len(lines) == 103 and lines[-1] == "and 9900 more rows; --json lists all"
 
 
-def test_piped_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_piped_progress_prints_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar() as progress:
         for phase in ("probe", "build"):
             for done in range(50):

@@ -1,4 +1,4 @@
-"""streamvid copy in real processes."""
+"""Tests of streamvid copy in real processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.servers import S3Env, S3Server
 NATIVE = FROZEN / "native"
 
 
-def test_copy_says_what_it_did(tmp_path: Path) -> None:
+def test_copy_reports_its_work(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     dest = tmp_path / "dest"
     done = run_streamvid("copy", NATIVE, dest, env=env)
@@ -33,7 +33,7 @@ def test_copy_says_what_it_did(tmp_path: Path) -> None:
     assert (report["state"], report["num_copied"], report["num_kept"]) == ("already there", 0, 14)
 
 
-def test_what_cannot_be_copied_is_one_line(tmp_path: Path) -> None:
+def test_an_impossible_copy_is_a_one_line_error(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     shutil.copytree(NATIVE, tmp_path / "source")
     flip(tmp_path / "source" / "shards/96x64-5f/96x64-5f-000000.tar", 3000)
@@ -47,8 +47,8 @@ def test_what_cannot_be_copied_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["copy", "verify"])
-def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(tmp_path: Path, verb: str) -> None:
-    """Ctrl-C."""
+def test_an_interrupt_is_exit_code_130_and_the_same_command_resumes(tmp_path: Path, verb: str) -> None:
+    """Ctrl-C ends the command without a traceback, and running it again resumes its work."""
     source, dest = tmp_path / "source", tmp_path / "dest"
     seal_whole(source, 150)
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -71,7 +71,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(tmp_path: Pa
 
 
 def test_from_one_server_to_another(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
-    """--source-endpoint-url and --dest-endpoint-url; the variable names a server where there is none."""
+    """--source-endpoint-url and --dest-endpoint-url override AWS_ENDPOINT_URL, at which no server listens here."""
     env = {**os.environ, **s3_env(moto_server), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     env["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
     source, dest = moto_server.new_bucket(), moto_server.new_bucket()

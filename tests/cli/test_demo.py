@@ -1,4 +1,4 @@
-"""streamvid demo where it cannot go on: one line that says why, and nothing left behind."""
+"""Tests of streamvid demo when it cannot continue: a one-line error, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_while_the_corpus_is_built_leaves_no_process(tmp_path: Path) -> None:
-    """STOP-1: a Ctrl-C in a terminal reaches the whole process group."""
+    """STOP-1: Ctrl-C in a terminal reaches the whole process group, and all processes end."""
     command = [sys.executable, "-m", "streamvid", "demo", "--dir", str(tmp_path / "demo")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""streamvid encode: in real processes where that is what matters, else by its command, as torch takes long to import."""
+"""Tests of streamvid encode, in this process where possible, because importing torch takes long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.clips import ROOT
 from tests.conftest import run_streamvid
 from tests.files import tree_of
 
-# The small module that ships; one visit, no workers: the dataset has two samples.
+# The small module of the package with one visit and no workers, because the dataset has only two samples.
 SETTINGS = (
     "data.batch_size=1",
     "data.num_workers=0",
@@ -41,14 +41,14 @@ def arguments(tiny: Tiny, folder: Path) -> list[str]:
 
 
 def invoke(*words: str, exit_code: int = 0) -> str:
-    """What the streamvid command prints on standard output, of this process."""
+    """Run the streamvid command in this process and return its standard output."""
     done = CliRunner().invoke(cli, list(words))
     assert done.exit_code == exit_code, done.output
     return done.stdout
 
 
 def test_a_second_driver_on_ray_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    """SHARD-1: before it connects to a cluster; nothing is left of it."""
+    """SHARD-1: a second driver is refused before it connects to a cluster, and leaves nothing behind."""
     with held(LocalStore(tmp_path / "sidecar"), ".staging/leases", "run"):
         done = run_streamvid("encode", *arguments(tiny, tmp_path), "--engine", "ray", check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
@@ -57,8 +57,9 @@ def test_a_second_driver_on_ray_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     assert not (tmp_path / "sidecar").exists()
 
 
-def test_encoding_in_tasks_and_training_on_what_they_made(tiny: Tiny, tmp_path: Path) -> None:
-    """SHARD-1: a dry run loads nothing and writes nothing; the last task seals; training reads it; again it is done."""
+def test_encoding_in_tasks_and_training_on_the_features(tiny: Tiny, tmp_path: Path) -> None:
+    """SHARD-1: a dry run writes nothing, the last task seals the features, training reads them, and a rerun does
+    nothing."""
     given = arguments(tiny, tmp_path)
     survey = invoke("encode", *given, "--dry-run").splitlines()
     assert survey[0] == f"2 samples in 2 shards → {tmp_path / 'sidecar'}" and "estimated once" in survey[1]
@@ -76,7 +77,7 @@ def test_encoding_in_tasks_and_training_on_what_they_made(tiny: Tiny, tmp_path: 
     written = tree_of(tmp_path / "sidecar")
     size = sum(len(data) for path, data in written.items() if path.startswith("shards/"))
     whole = json.loads(invoke("encode", *given, "--dry-run", "--json"))
-    assert json.loads(written["train.json"])["dataset"] == str(tiny.dataset)  # for --dataset_base_path
+    assert json.loads(written["train.json"])["dataset"] == str(tiny.dataset)  # read by --dataset_base_path
     assert whole["is_sealed"] and whole["num_bytes_expected"] == size
     assert (
         "encoded 0 samples in 0 shards\nsealed" in invoke("encode", *given) and tree_of(tmp_path / "sidecar") == written
@@ -85,7 +86,7 @@ def test_encoding_in_tasks_and_training_on_what_they_made(tiny: Tiny, tmp_path: 
     assert "step 2: loss" in trained
 
 
-def test_what_is_wrong_is_named_before_anything_is_written(tiny: Tiny, tmp_path: Path) -> None:
+def test_mistakes_are_named_before_anything_is_written(tiny: Tiny, tmp_path: Path) -> None:
     given = arguments(tiny, tmp_path)
     for more, said in (
         (["--task", "2/2"], "--task '2/2': must be I/N"),
@@ -101,8 +102,8 @@ def test_what_is_wrong_is_named_before_anything_is_written(tiny: Tiny, tmp_path:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_and_the_same_command_goes_on(tiny: Tiny, tmp_path: Path) -> None:
-    """STOP-1: 130, with what is done kept."""
+def test_an_interrupted_encoding_resumes_with_the_same_command(tiny: Tiny, tmp_path: Path) -> None:
+    """STOP-1: the exit code is 130, and finished work is kept."""
     slow = ["--set", "model.factory=tests.trainer.encoders:build", "--set", "data.features.num_visits=3"]
     given = arguments(tiny, tmp_path) + slow
     args = ["--set", f"model.args={{log: '{tmp_path}', pause: 0.3}}"]

@@ -1,4 +1,4 @@
-"""Flags that derive from option dataclasses, and the instances built from them."""
+"""Tests of flags derived from option dataclasses, and of the instances built from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""streamvid ledger on what real loaders wrote."""
+"""Tests of streamvid ledger on the ledgers of real loaders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NATIVE = FROZEN / "native"
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs from the start: of two batches, then of two epochs."""
+    """The ledger of two runs from the start: one of two batches, then one of two epochs."""
     folder = tmp_path_factory.mktemp("run") / "ledger"
     for num_batches in (2, None):
         with streamvid.VideoLoader(
@@ -38,7 +38,7 @@ def test_a_right_ledger_is_exit_code_0(ledger: Path, call: Call) -> None:
     assert report["is_right"] and [epoch["num_samples"] for epoch in report["epochs"]] == [4, 4]
 
 
-def test_what_differs_is_exit_code_1(ledger: Path, tiny: Tiny, call: Call) -> None:
+def test_a_difference_is_exit_code_1(ledger: Path, tiny: Tiny, call: Call) -> None:
     done = call("ledger", "check", ledger, tiny.dataset)
     assert done.returncode == 1 and "error: the ledger belongs to different data: " in done.stderr
     done = call("ledger", "check", ledger, tiny.dataset / "absent")
@@ -55,7 +55,9 @@ def test_runs_samples_and_sightings_are_shown(ledger: Path, call: Call) -> None:
     (found,) = json.loads(call("ledger", "show", ledger, "--key", key, "--json").stdout)["ledgers"].values()
     assert sorted((one["epoch"], one["counts"]) for one in found if one["counts"]) == [(0, True), (1, True)]
     text = call("ledger", "show", ledger, ledger, "--key", key).stdout
-    assert text.count(f"{ledger}: the final model saw {key} 2 time(s)") == 1, "a folder that is named twice counts once"
+    assert text.count(f"{ledger}: the final model saw {key} 2 time(s)") == 1, (
+        "a folder that is given twice must count once"
+    )
     assert "5 deliveries of 4 samples in the first 5 steps" in call("ledger", "show", ledger, "--before-step", 5).stdout
     assert "the final model saw nobody 0 time(s)" in call("ledger", "show", ledger, "--key", "nobody").stdout
 

@@ -1,4 +1,4 @@
-"""The verbs that change a dataset: what they print, and what they refuse."""
+"""Tests of the verbs that change a dataset: their output, and what they refuse."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_merge_and_a_compaction(root: Path, tmp_path: Path, call: Call) -> Non
         assert call("compact", root, *words).returncode == 2
 
 
-def test_verify_refuses_versions_and_views_that_are_not_there(root: Path, call: Call) -> None:
+def test_verify_refuses_missing_versions_and_views(root: Path, call: Call) -> None:
     call("versions", root, "--view", "hq", "--where", "score > 5")
     call("compact", root, "--expire", "0d")
     assert call("verify", f"{root}#hq").returncode == 0
@@ -92,7 +92,7 @@ def test_verify_refuses_versions_and_views_that_are_not_there(root: Path, call: 
 
 
 @pytest.mark.parametrize("make", [lambda root: root / "none", lambda root: f"{root}@9"])
-def test_a_dataset_that_is_not_there_is_named(root: Path, call: Call, make: Callable[[Path], object]) -> None:
+def test_a_missing_dataset_is_named(root: Path, call: Call, make: Callable[[Path], object]) -> None:
     for verb in ("versions", "compact"):
         refused = call(verb, make(root))
         assert refused.returncode in (1, 2) and "Traceback" not in refused.stderr and str(root) in refused.stderr

@@ -1,4 +1,4 @@
-"""The command itself, in real processes: help, version, exit codes, and output that goes elsewhere than a terminal."""
+"""Tests of the command in real processes: help, version, exit codes, and output to pipes and logs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert "Error:" in done.stderr and "--help" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_mistyped_verb_is_told_the_nearest() -> None:
+def test_a_mistyped_verb_gets_a_suggestion() -> None:
     assert "Did you mean 'shard'?" in run_streamvid("shrad", check=False).stderr
 
 
@@ -54,9 +54,9 @@ def test_an_error_is_one_line_and_verbose_adds_the_traceback(tmp_path: Path) -> 
     assert verbose.returncode == 1 and "Traceback" in verbose.stderr and verbose.stderr.endswith(quiet.stderr)
 
 
-def test_a_lack_of_memory_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_out_of_memory_is_a_one_line_error(tmp_path: Path) -> None:
     with (tmp_path / "metadata.json").open("wb") as file:
-        file.truncate(2_000_000_000)  # a hole
+        file.truncate(2_000_000_000)  # a sparse file
     limited = ["bash", "-c", 'ulimit -v 1800000 && exec "$@"', "-", sys.executable, "-m", "streamvid"]
     done = run_command([*limited, "shard", tmp_path, tmp_path / "out"], check=False)
     assert done.returncode == 1 and done.stderr.startswith(
@@ -86,7 +86,7 @@ def test_quiet_shows_results_and_errors_only(tiny: Tiny, tmp_path: Path) -> None
     [("streamvid st", "stats"), ("streamvid shard --min-f", "--min-fps"), ("streamvid shard --clips n", "native")],
 )
 def test_the_shell_completes_verbs_flags_and_choices(line: str, offered: str) -> None:
-    """As bash asks: docs/content/reference/cli.md says how to turn it on."""
+    """Completion works in the protocol of bash, which docs/content/reference/cli.md shows how to enable."""
     words = line.split(" ")
     asked = {"_STREAMVID_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     code = "import sys; sys.argv = ['streamvid']; from streamvid.cli import main; main()"
@@ -97,8 +97,11 @@ def test_the_shell_completes_verbs_flags_and_choices(line: str, offered: str) ->
 
 
 @pytest.mark.parametrize("verb", ["stats", "shard"])
-def test_a_reader_that_goes_away_is_no_traceback(tiny: Tiny, verb: str) -> None:
-    """`streamvid stats ds | head`, where head is gone before anything is written."""
+def test_a_closed_pipe_shows_no_traceback(tiny: Tiny, verb: str) -> None:
+    """`streamvid stats ds
+
+    head` ends without a traceback if head exits before any output.
+    """
     where = [tiny.dataset] if verb == "stats" else [tiny.videos, tiny.dataset, *OPTIONS]
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -112,13 +115,13 @@ def test_a_reader_that_goes_away_is_no_traceback(tiny: Tiny, verb: str) -> None:
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)])
-def test_names_that_the_output_cannot_spell_are_escaped(tmp_path: Path, option: tuple[str, ...]) -> None:
-    """A log in an old encoding, and a file name in another alphabet."""
+def test_names_that_the_output_cannot_encode_are_escaped(tmp_path: Path, option: tuple[str, ...]) -> None:
+    """A file name in another alphabet is escaped in a log with an old encoding."""
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "東京.mp4").write_bytes(b"no video")
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     done = run_streamvid(
         "shard", tmp_path / "videos", tmp_path / "ds", "--dry-run", *option, env=environment, check=False
     )
-    assert done.returncode == 1  # nothing was accepted
+    assert done.returncode == 1  # no file was accepted
     assert r"\u6771\u4eac.mp4" in done.stdout

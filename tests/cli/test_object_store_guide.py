@@ -1,7 +1,7 @@
-"""The guide to object stores: its commands exist, and its policies allow what they are for and nothing else.
+"""Tests of the object store guide: its commands exist, and its policies allow exactly what they are meant for.
 
-Its blocks count in the order of the page: json 0 is the policy of readers, 1 that of writers, 2 the lifecycle rule; yaml 0
-is a training configuration; lines of bash that begin with streamvid are commands.
+The blocks of the page are counted per language, in order: json 0 is the policy of readers, json 1 that of writers, json
+2 the lifecycle rule; yaml 0 is a training configuration. In bash blocks, lines that begin with streamvid are commands.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def blocks(language: str) -> list[str]:
 
 
 def policy(number: int, bucket: str, without: str = "") -> str:
-    """A policy of the guide as one of a bucket, for RGW's user `other`."""
+    """Return a policy of the guide as a bucket policy for RGW's user `other`."""
     found = json.loads(blocks("json")[number].replace(":::bucket", f":::{bucket}"))
     for statement in found["Statement"]:
         statement["Principal"] = {"AWS": ["arn:aws:iam:::user/other"]}
@@ -63,18 +63,18 @@ def test_commands_are_verbs_with_their_flags(words: list[str]) -> None:
     verb, *arguments = words
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
-    command.make_context(verb, arguments)  # raises for what it does not know
+    command.make_context(verb, arguments)  # raises for unknown flags
 
 
-def test_the_training_config_is_one(tmp_path: Path) -> None:
+def test_the_training_config_is_valid(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(blocks("yaml")[0])
     config = load_config(TrainConfig, tmp_path / "run.yaml", [])
     data = config.data
     assert str(data.dataset).startswith("s3://") and data.storage.cache_bytes and data.storage.region
 
 
-def test_the_lifecycle_rule_is_one(moto_server: S3Server) -> None:
-    """What killed writers leave half uploaded is given up by the store itself."""
+def test_the_lifecycle_rule_is_accepted(moto_server: S3Server) -> None:
+    """The store accepts the rule, which aborts the incomplete uploads of killed writers."""
     rule, bucket = json.loads(blocks("json")[2]), moto_server.new_bucket()
     moto_server.client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rule)
     kept = moto_server.client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
@@ -83,7 +83,7 @@ def test_the_lifecycle_rule_is_one(moto_server: S3Server) -> None:
 
 @pytest.fixture
 def theirs(rgw: Rgw) -> Iterator[str]:
-    """A bucket that `other` may use as far as a policy says."""
+    """A bucket that `other` may use only as far as a policy allows."""
     bucket = rgw.new_bucket()
     yield bucket
     rgw.client.delete_bucket_policy(Bucket=bucket)
@@ -107,7 +107,8 @@ def test_the_policy_of_readers_lets_them_read_and_nothing_else(
         lambda: store.put("ds/x", b""),
         lambda: store.remove("ds/manifest.json"),
         lambda: store.read("elsewhere"),
-        lambda: store.state("ds/nothing"),  # who may not list is not told that there is none
+        # Without permission to list, a missing object is reported as "access denied".
+        lambda: store.state("ds/nothing"),
     ):
         with pytest.raises(StorageError, match="403"):
             attempt()
@@ -119,7 +120,7 @@ def keys_of(dataset: Any) -> list[str]:
 
 
 def write(server: Rgw, bucket: str, videos: Path, dataset: Path, tmp_path: Path) -> None:
-    """All that writers do: a dataset, a large object, and what a killed one left behind."""
+    """Do all that writers do: make a dataset, abort a killed writer's upload, put a large object, copy a dataset."""
     server.client.create_multipart_upload(Bucket=bucket, Key=ABANDONED)
     options = shard_options(buckets=parse_buckets("96x64@5,64x96@5"), work_dir=tmp_path / "work", workers=1)
     streamvid.shard(videos, f"s3://{bucket}/ds", options)
@@ -130,12 +131,12 @@ def write(server: Rgw, bucket: str, videos: Path, dataset: Path, tmp_path: Path)
     store = open_store(f"s3://{bucket}/ds")
     store.put("large", large)
     store.remove("large")
-    # Of what one has put oneself, Ceph lets one read whatever the policy says: a dataset that another has put.
+    # Ceph lets users read their own objects whatever the policy says, so the source dataset is another user's.
     server.upload_folder(dataset, bucket, "ds/theirs/")
     streamvid.copy_dataset(f"s3://{bucket}/ds/theirs", f"s3://{bucket}/ds/copy", journal=tmp_path / "journal")
 
 
-def test_the_policy_of_writers_is_enough(theirs: str, rgw: Rgw, s3_env: S3Env, tiny: Tiny, tmp_path: Path) -> None:
+def test_the_policy_of_writers_is_sufficient(theirs: str, rgw: Rgw, s3_env: S3Env, tiny: Tiny, tmp_path: Path) -> None:
     s3_env(rgw.other)
     rgw.client.put_bucket_policy(Bucket=theirs, Policy=policy(1, theirs))
     write(rgw, theirs, tiny.videos, tiny.dataset, tmp_path)
@@ -145,11 +146,11 @@ def test_the_policy_of_writers_is_enough(theirs: str, rgw: Rgw, s3_env: S3Env, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", actions(1) if blocks("json") else [])
-def test_the_policy_of_writers_has_nothing_that_is_not_needed(
+def test_every_action_in_the_policy_of_writers_is_needed(
     action: str, theirs: str, rgw: Rgw, s3_env: S3Env, tiny: Tiny, tmp_path: Path
 ) -> None:
     s3_env(rgw.other)
     rgw.client.put_bucket_policy(Bucket=theirs, Policy=policy(1, theirs, without=action))
-    # Without the right to list uploads, a run succeeds and leaves behind what a killed one began.
+    # Without permission to list uploads, a run succeeds, but a killed writer's upload remains.
     with pytest.raises((StorageError, AssertionError), match=r"403|abandoned\.tar"):
         write(rgw, theirs, tiny.videos, tiny.dataset, tmp_path)

@@ -1,4 +1,4 @@
-"""streamvid plan in real processes: what it promises is what a loader over the same dataset announces."""
+"""Tests of streamvid plan in real processes: its plan is the one that a loader announces for the same dataset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def facts_of(dataset: Path, *arguments: str) -> dict[str, Any]:
 
 def test_the_table_names_buckets_steps_and_all_tails() -> None:
     text = run_streamvid("plan", DATASET, "--num-ranks", "2", "--batch-size", "1", "--epochs", "3").stdout
-    # 9 deliveries of the one bucket and 3 of the other, two a step: one of each is left for an epoch that is not run.
+    # 9 deliveries of one bucket and 3 of the other, two per step: one of each is carried beyond the last epoch.
     assert re.search(r"^96x64-5f +3 +1 +2 +4 +8 +1 +0 +0$", text, re.MULTILINE)
     assert re.search(r"^96x64-1f +1 +1 +2 +1 +2 +1 +0 +0$", text, re.MULTILINE)
     assert "tail carry, sync bucket: 5 steps in 3 epoch(s): 1, 3, 1" in text
@@ -47,8 +47,8 @@ def test_the_table_names_buckets_steps_and_all_tails() -> None:
 
 
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad"])
-def test_it_says_what_the_loader_announces(tail: Any) -> None:
-    """PLAN-2 and PLAN-4: the same steps and the same counts, bucket by bucket, and no file but the index is read."""
+def test_the_plan_equals_that_of_the_loader(tail: Any) -> None:
+    """PLAN-2 and PLAN-4: steps and counts are the same for every bucket, and only the index is read."""
     planned = facts("--num-ranks", "2", "--batch-size", "1", "--tail", tail)
     with streamvid.VideoLoader(DATASET, batch_size=1, world=World(0, 2), tail=tail, num_workers=0) as loader:
         assert planned["steps"] == [len(loader)]
@@ -63,8 +63,8 @@ def test_it_says_what_the_loader_announces(tail: Any) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_an_unsaid_tail_is_that_of_the_loader(tmp_path: Path, split: str) -> None:
-    """PLAN-4: what the loader does with a split's rest if nobody says, with gradients accumulated too."""
+def test_the_default_tail_is_that_of_the_loader(tmp_path: Path, split: str) -> None:
+    """PLAN-4: plan and loader use the same default tail for each split, also with gradient accumulation."""
     root = build_dataset(tmp_path, {Bucket(5, 64, 96): [3, 2]}, split=split)
     planned = facts_of(root, "--num-ranks", "2", "--batch-size", "2", "--split", split)
     with streamvid.VideoLoader(root, batch_size=2, world=World(0, 2), split=split, num_workers=0) as loader:
@@ -88,7 +88,7 @@ def test_batch_sizes_by_bucket_or_by_tokens() -> None:
     assert {row["bucket_id"]: row["batch_size"] for row in by_bucket["buckets"]} == {"96x64-1f": 1, "96x64-5f": 3}
     with_default = facts("--batch-size", "*=2", "--batch-size", "*-1f*=1")
     assert {row["bucket_id"]: row["batch_size"] for row in with_default["buckets"]} == {"96x64-1f": 1, "96x64-5f": 2}
-    by_tokens = facts("--max-tokens-per-batch", "96")  # 4 x 6 tokens an image, 2 * 4 x 6 for 5 frames
+    by_tokens = facts("--max-tokens-per-batch", "96")  # 4 x 6 tokens per image, 2 * 4 x 6 for 5 frames
     assert {row["bucket_id"]: row["batch_size"] for row in by_tokens["buckets"]} == {"96x64-1f": 4, "96x64-5f": 2}
 
 
@@ -108,8 +108,8 @@ def starved_of(dataset: streamvid.Dataset, run: PlannedRun) -> dict[str, tuple[s
     return {bucket.bucket_id: bucket.remedies for bucket in forecast_dataset(dataset, run).counts.starved}
 
 
-def test_each_remedy_is_one() -> None:
-    """A starved bucket is told what to take; taken, each of them gives it a step, and one less does not."""
+def test_each_remedy_works() -> None:
+    """Each suggested remedy gives a starved bucket a step, and one epoch less than suggested does not."""
     dataset = streamvid.open_dataset(DATASET)
     assert starved_of(dataset, run_of()) == {
         "96x64-5f": ("batch size 1", "1 rank(s)", "2 epochs", "--tail pad or shrink"),
@@ -158,7 +158,7 @@ def test_cost_classes_come_from_tokens_or_a_file(tmp_path: Path) -> None:
         (("--batch-size", "1", "--tail", "cary"), 2, "'carry'"),
     ],
 )
-def test_what_is_wrong_is_named(call: Call, arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_mistakes_are_named(call: Call, arguments: tuple[str, ...], code: int, message: str) -> None:
     done = call("plan", DATASET, *arguments)
     assert done.returncode == code and message in done.stderr, done.stderr
     assert not done.stdout and "Traceback" not in done.stderr
@@ -173,7 +173,7 @@ def test_sizes_are_read_strictly() -> None:
 
 
 def test_details_come_from_the_samples_index() -> None:
-    """Shapes, loads and times come with the counts; estimates are marked."""
+    """The report includes shapes, loads and times as well as counts, and marks estimates."""
     told = facts("--batch-size", "1", "--num-ranks", "2")
     assert told["kind"] == "dataset"
     details = told["details"]
@@ -189,7 +189,7 @@ def test_details_come_from_the_samples_index() -> None:
 
 
 def test_a_cost_table_changes_the_estimates_and_nothing_else(tmp_path: Path) -> None:
-    """Measured step costs give the GPU's time, a table of the host's the decoders'."""
+    """Measured step costs determine the GPU time, and a table of the host determines the decoding time."""
     (tmp_path / "host.yaml").write_text("decode_ms: {'*': 250}\nnum_workers: 1\n")
     buckets = streamvid.open_dataset(DATASET).manifest.buckets
     table = fit_costs([("96x64-5f", 1, 3.0)] * 3 + [("96x64-1f", 1, 2.0)] * 3, buckets)
@@ -207,7 +207,7 @@ def test_a_cost_table_changes_the_estimates_and_nothing_else(tmp_path: Path) -> 
 
 
 def test_a_filter_leaves_samples_out_as_the_loader_does(tmp_path: Path) -> None:
-    """PLAN-4: --where takes the same samples as VideoLoader(where=…)."""
+    """PLAN-4: --where selects the same samples as VideoLoader(where=…)."""
     root = build_dataset(tmp_path, {Bucket(5, 64, 96): [4, 4]})
     told = facts_of(root, "--batch-size", "1", "--where", "score >= 1.5")
     with streamvid.VideoLoader(root, batch_size=1, world=World(0, 1), where="score >= 1.5", num_workers=0) as loader:
@@ -216,7 +216,7 @@ def test_a_filter_leaves_samples_out_as_the_loader_does(tmp_path: Path) -> None:
 
 
 def test_keys_are_written_in_the_order_of_delivery(tmp_path: Path) -> None:
-    """PLAN-1: a line a batch, rank by rank, with the keys that a loader of that rank hands over."""
+    """PLAN-1: there is one line per batch and rank, with the keys that the loader of that rank delivers."""
     run_streamvid("plan", DATASET, "--num-ranks", "2", "--batch-size", "1", "--tail", "pad", "--keys", tmp_path / "k")
     lines = [json.loads(line) for line in (tmp_path / "k").read_text().splitlines()]
     for rank in range(2):
@@ -225,8 +225,8 @@ def test_keys_are_written_in_the_order_of_delivery(tmp_path: Path) -> None:
         assert [line["keys"] for line in lines if line["rank"] == rank] == delivered
 
 
-def test_a_preset_that_does_not_suit_fails_and_says_why() -> None:
-    """As VideoLoader(preset=…) does: a run that could not begin is not planned."""
+def test_a_preset_that_does_not_fit_is_refused() -> None:
+    """As with VideoLoader(preset=…), a run that could not start is not planned."""
     done = run_streamvid("plan", DATASET, "--batch-size", "1", "--preset", "wan2.1-480p", check=False)
     assert done.returncode == 2 and "wan2.1" in done.stderr and "Traceback" not in done.stderr
     assert not done.stdout
@@ -238,8 +238,8 @@ METADATA = "path,num_frames,height,width,fps\n" + "".join(
 )
 
 
-def test_metadata_is_planned_without_a_file(tmp_path: Path) -> None:
-    """Buckets, tails and what is left out with reasons, of metadata alone: no media file is there."""
+def test_metadata_is_planned_without_media_files(tmp_path: Path) -> None:
+    """Buckets, tails and the reasons for excluded rows come from the metadata only; no media file exists."""
     (tmp_path / "meta.csv").write_text(METADATA)
     told = facts_of(tmp_path / "meta.csv", "--preset", "wan2.1-480p", "--num-ranks", "2", "--batch-size", "1")
     assert told["kind"] == "metadata"
@@ -253,10 +253,10 @@ def test_metadata_is_planned_without_a_file(tmp_path: Path) -> None:
     explicit = facts_of(
         tmp_path / "meta.csv", "--buckets", "832x480@17", "--fps", "4", "--fps-rule", "cap", "--batch-size", "1"
     )
-    assert [row["num_samples"] for row in explicit["buckets"]] == [8]  # 81 frames at 16 a second are 20 at 4
+    assert [row["num_samples"] for row in explicit["buckets"]] == [8]  # 81 frames at 16 fps are 20 frames at 4 fps
 
 
-def test_what_was_understood_of_the_source_comes_first(tmp_path: Path) -> None:
+def test_the_summary_of_the_source_comes_first(tmp_path: Path) -> None:
     rows = "path,caption,n_frames,height,width,fps,score\n" + "".join(
         f"{number}.mp4,{'x' if number else ''},81,480,832,{fps},1\n" for number, fps in enumerate((8, 15.9, 30, ""))
     )
@@ -281,7 +281,7 @@ def test_what_was_understood_of_the_source_comes_first(tmp_path: Path) -> None:
 
 
 def test_metadata_takes_the_flags_of_shard(tmp_path: Path) -> None:
-    """Sizes that follow clips, policies and --assign, as `streamvid shard` has them."""
+    """The bucket options of `streamvid shard` apply: sizes that follow clips, policies and --assign."""
     (tmp_path / "meta.csv").write_text(METADATA)
     sizes = facts_of(tmp_path / "meta.csv", "--max-pixels", "399360", "--max-frames", "81", "--batch-size", "1")
     assert {row["bucket_id"]: row["num_samples"] for row in sizes["buckets"]} == {"832x480-81f": 6, "480x832-81f": 2}
@@ -307,16 +307,14 @@ def test_metadata_takes_the_flags_of_shard(tmp_path: Path) -> None:
         (("--batch-size", "1", "--num-frames", "x"), 2, "--num-frames"),
     ],
 )
-def test_what_is_wrong_with_metadata_is_named(
-    tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
-) -> None:
+def test_mistakes_with_metadata_are_named(tmp_path: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
     (tmp_path / "meta.csv").write_text(METADATA)
     done = run_streamvid("plan", tmp_path / "meta.csv", *arguments, check=False)
     assert done.returncode == code and message in done.stderr, done.stderr
     assert not done.stdout and "Traceback" not in done.stderr
 
 
-def test_a_folder_of_videos_is_told_what_to_use(tmp_path: Path) -> None:
+def test_a_folder_of_videos_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"")
     done = run_streamvid("plan", tmp_path, "--batch-size", "1", check=False)
     assert done.returncode == 1 and "--dry-run" in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Every preset, from a folder of clips to a batch: one command each, as a person types it."""
+"""Tests of every preset, from a folder of clips to a batch, with one command each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A landscape and a portrait clip of 720p, 5.7 s, each frame numbered."""
+    """A landscape and a portrait clip of 720p and 5.7 s, each frame numbered."""
     root = tmp_path_factory.mktemp("videos")
     for name, width, height in (("landscape", 1280, 720), ("portrait", 720, 1280)):
         frames = np.broadcast_to(frames_of("bikes", width, height, 1)[0], (NUM_FRAMES, height, width, 3))
@@ -39,10 +39,10 @@ def shard(videos: Path, dest: Path, preset: str, *arguments: str) -> dict[str, o
 
 
 def check(root: Path, preset: str) -> None:
-    """Each clip is delivered at the longest of the preset's buckets that it fills, at the model's rate."""
+    """Assert that each clip is delivered in the preset's longest bucket that it fills, at the model's frame rate."""
     config = load_preset(preset)
     assert config.model is not None
-    # As many frames as there are at the model's rate: 5.67 s of it, or every frame under a cap of 24.
+    # Number of frames in 5.67 s at the model's rate; presets that cap the rate at 24 keep every frame.
     there = config.frame_rate.num_frames(NUM_FRAMES, FPS, NUM_FRAMES / FPS)
     longest = max(bucket.num_frames for bucket in config.table.buckets if bucket.num_frames <= there)
     seen: dict[str, tuple[int, ...]] = {}
@@ -59,7 +59,7 @@ def check(root: Path, preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ALL)
 def test_a_folder_becomes_a_dataset_for_the_model_in_one_command(videos: Path, tmp_path: Path, preset: str) -> None:
-    """Each preset in copy: rows 15 and 24, on batches."""
+    """Rows 15 and 24: every preset works with --clips copy, checked on batches."""
     report = shard(videos, tmp_path / "ds", preset)
     assert (report["num_samples"], report["num_rejected"]) == (2, 0)
     check(tmp_path / "ds", preset)
@@ -68,5 +68,5 @@ def test_a_folder_becomes_a_dataset_for_the_model_in_one_command(videos: Path, t
 def test_one_preset_of_480p_as_native_clips(videos: Path, tmp_path: Path) -> None:
     shard(videos, tmp_path / "ds", "wan2.1-480p", "--clips", "native", "--codec", "mjpeg")
     check(tmp_path / "ds", "wan2.1-480p")
-    # The same shards serve the other model that takes such clips.
+    # The same shards also serve the other model with these buckets.
     check(tmp_path / "ds", "wan2.2-a14b-480p")

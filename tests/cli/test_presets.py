@@ -1,4 +1,4 @@
-"""streamvid presets: the list, one preset with its sources, JSON."""
+"""Tests of streamvid presets: the list, a single preset with its sources, and JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_list_names_every_preset_with_its_rule_and_tokens() -> None:
     assert [row["name"] for row in json.loads(run("--json"))] == list(preset_names())
 
 
-def test_show_prints_the_file_with_its_sources_then_what_each_bucket_takes() -> None:
+def test_show_prints_the_file_with_its_sources_and_the_cost_of_each_bucket() -> None:
     shown = run("show", "wan2.1-480p", "--max-tokens-per-batch", "70000")
     assert "Wan-Video/Wan2.1, wan/configs/shared_config.py: sample_fps 16" in shown
     row = next(line for line in shown.splitlines() if line.startswith("832x480-81f "))
@@ -39,7 +39,7 @@ def test_show_prints_the_file_with_its_sources_then_what_each_bucket_takes() -> 
 
 
 def test_a_copy_of_a_preset_can_be_changed(tmp_path: Path) -> None:
-    """--yaml is a file that --bucket-config takes."""
+    """--yaml prints a file that --bucket-config accepts."""
     (tmp_path / "my.yaml").write_text(
         run("show", "wan2.1-480p", "--yaml").replace("buckets: [", "buckets: [832x480@1,")
     )
@@ -47,7 +47,7 @@ def test_a_copy_of_a_preset_can_be_changed(tmp_path: Path) -> None:
     assert {bucket.id for bucket in mine.buckets} == {bucket.id for bucket in theirs.buckets} | {"832x480-1f"}
 
 
-def test_of_many_buckets_the_largest_of_each_count_is_shown_unless_all_are_asked_for() -> None:
+def test_a_long_table_shows_the_largest_bucket_of_each_kind_without_all() -> None:
     shown, every = run("show", "opensora2-256"), run("show", "opensora2-256", "--all")
     assert "363 buckets; for each resolution and frame count, the table shows the bucket with the most" in shown
     assert sum(line.startswith("256px-") for line in shown.splitlines()) == 33
@@ -66,6 +66,6 @@ def test_show_as_json_has_fields_and_costs() -> None:
     }  # fmt: skip
 
 
-def test_an_unknown_name_is_answered_with_the_known() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'wan2.1' is neither a file nor a preset; presets: cogvideox"):
         run("show", "wan2.1")

@@ -1,4 +1,4 @@
-"""SAFE-1: a secret in a mistyped URL never appears in what the command prints or stores, and no folder is created."""
+"""Tests of SAFE-1: a secret in a mistyped URL never appears in output or stored files, and no folder is created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cli.conftest import OPTIONS, Call, Tiny
 from tests.conftest import run_streamvid
 from tests.locations import CANARY, STARTS, mistyped
 
-#: Commands with URL in place of a location. VIDEOS and DATASET exist.
+#: Commands in which URL stands for a mistyped location; VIDEOS and DATASET exist.
 COMMANDS = (
     *("verify URL", "verify URL --json", "-v verify URL", "stats URL", "stats URL --json", "bench URL", "URL"),
     *("copy URL out", "copy DATASET URL", "copy DATASET out --temp-dir URL", "stats DATASET URL"),
@@ -46,7 +46,7 @@ COMMANDS = (
 
 
 def words(command: str, tiny: Tiny, url: str) -> list[str]:
-    """Arguments of the command. The value of --set may contain spaces."""
+    """Split the command into arguments; values of --set may contain spaces."""
     first, *overrides = (part.strip() for part in command.split("--set "))
     arguments = [*first.split(), *(word for override in overrides for word in ("--set", override))]
     known = {"VIDEOS": str(tiny.videos), "DATASET": str(tiny.dataset), "URL": url}
@@ -73,7 +73,7 @@ def test_a_mistyped_url_shows_no_secret_and_creates_nothing(
 
 
 def test_rows_with_mistyped_urls_are_rejected_without_their_secrets(tiny: Tiny, tmp_path: Path) -> None:
-    """Files whose names resemble credentials are samples, because they exist."""
+    """Existing files become samples, even if their names resemble credentials."""
     videos = tmp_path / "videos"
     good = ("12:30@home.mp4", "video@2x.mp4", "KEY:SECRET@home.mp4", "day/KEY:SECRET@home.mp4")
     for name in good:

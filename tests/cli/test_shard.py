@@ -1,4 +1,4 @@
-"""streamvid shard in real processes: what it writes where, its exit codes, and how it goes on."""
+"""Tests of streamvid shard in real processes: its output, exit codes, and how it resumes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.conftest import run_streamvid
 from tests.files import tree_of
 from tests.shard_options import shard_options
 
-# Control characters that are no line break: bars, colours, cursor moves.
+# Control characters other than line breaks: bars, colors, cursor movements.
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
 
-def test_report_is_the_tables_and_the_counts(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_report_has_tables_and_counts(tiny: Tiny, tmp_path: Path) -> None:
     """SHARD-3: the counts add up, and the rejection is shown with its reason."""
     done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS)
     assert re.search(r"^96x64-5f +5 x 64 x 96 +1 +1 ", done.stdout, re.MULTILINE)
@@ -49,7 +49,8 @@ def test_report_is_the_tables_and_the_counts(tiny: Tiny, tmp_path: Path) -> None
     ],
 )
 def test_a_broken_installation_rejects_no_file(tiny: Tiny, tmp_path: Path, fault: str) -> None:
-    """A library of another version would reject every video, and the journal go on doing so after its repair."""
+    """A broken library is an error; otherwise, every video would be rejected, and the journal would keep the
+    rejections."""
     (tmp_path / "broken" / "av").mkdir(parents=True)
     (tmp_path / "broken" / "av" / "__init__.py").write_text(f"__version__ = '0'\n{fault}\n")
     env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'broken'}:{ROOT}"}
@@ -60,8 +61,8 @@ def test_a_broken_installation_rejects_no_file(tiny: Tiny, tmp_path: Path, fault
     assert tree_of(tmp_path / "ds") == tree_of(tiny.dataset)
 
 
-def test_status_of_a_build_that_runs_has_stopped_and_is_sealed(tiny: Tiny, tmp_path: Path) -> None:
-    """Read by another process; the build writes the same bytes as without it, and leaves nothing behind."""
+def test_status_of_a_running_a_stopped_and_a_sealed_build(tiny: Tiny, tmp_path: Path) -> None:
+    """Another process can read the status; the build writes the same bytes as without that and leaves no extra file."""
     dest = tmp_path / "ds"
     options = {"buckets": parse_buckets(OPTIONS[1]), "workers": 1}
     with pytest.raises(DatasetError, match="neither a dataset nor an unfinished build at"):
@@ -80,7 +81,7 @@ def test_status_of_a_build_that_runs_has_stopped_and_is_sealed(tiny: Tiny, tmp_p
     stopped = json.loads(run_streamvid("shard", "--status", dest, "--json").stdout)
     assert stopped["state"] == "stopped" and stopped["rejections"] == {"not-media": 1}
     phases = [(phase["name"], phase["done"], phase["total"]) for phase in stopped["phases"]]
-    # Progress is written once per second, so the shard that was finished just before the kill may be missing.
+    # Progress is written once per second, so a shard that was finished just before the kill may be missing.
     assert phases in ([("probe", 3, 3), ("build", done, 2)] for done in (0, 1))
     text = run_streamvid("shard", "--status", dest).stdout
     assert re.search(r"^build +[01] +2\b", text, re.MULTILINE) and "run the same command again" in text
@@ -96,7 +97,7 @@ def test_progress_goes_to_the_error_stream_without_control_characters(tiny: Tiny
     assert "probe" not in done.stdout
 
 
-def test_json_alone_is_on_the_output(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_output_is_only_json(tiny: Tiny, tmp_path: Path) -> None:
     done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, "--json")
     assert json.loads(done.stdout) == tiny.report
     assert tiny.report["state"] == "built"
@@ -104,7 +105,7 @@ def test_json_alone_is_on_the_output(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_native_clips_are_reported_with_bytes_and_quality(tiny: Tiny, tmp_path: Path) -> None:
-    """SHARD-3: encoded as asked, in the tables, as JSON and in `stats`; a dry run encodes nothing and says so."""
+    """SHARD-3: encoding appears in the tables, in JSON and in `stats`; a dry run encodes nothing and says so."""
     native = ("--clips", "native", "--crf", "23", "--gop", "8", "--fps", "30000/1001", "--max-clip-seconds", "0.3")
     planned = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native, "--dry-run")
     assert "3 input rows, split into 5 windows = 4 samples + 1 rejected" in planned.stdout
@@ -122,8 +123,8 @@ def test_native_clips_are_reported_with_bytes_and_quality(tiny: Tiny, tmp_path: 
     assert facts["native"]["encoding"]["fps"] == "30000/1001" and facts["native"]["quality"]["psnr_y"]["min"] > 30
 
 
-def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
-    """OPEN-SORA 11: the rule stands in the manifest, where loaders read it; without one every frame counts."""
+def test_copied_clips_have_a_frame_rate_rule(tiny: Tiny, tmp_path: Path) -> None:
+    """OPEN-SORA 11: the manifest stores the frame rate rule for loaders; without a rule, every frame is used."""
     assert open_dataset(tiny.dataset).manifest.frame_rate.fps is None
     run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, "--fps", "30000/1001", "--fps-rule", "cap")
     assert open_dataset(tmp_path / "ds").manifest.frame_rate.to_json() == {"rule": "cap", "fps": "30000/1001"}
@@ -132,7 +133,7 @@ def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
     assert "--fps-rule 'cap' requires a frame rate; also set clips.fps" in refused.stderr
 
 
-def test_what_was_understood_comes_before_the_tables(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_summary_of_the_source_comes_before_the_tables(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "captions.csv").write_text("video,caption\nwide.mp4,x\n")
     for name in ("wide.mp4", "wide.txt", "tall.mp4"):
         (tmp_path / name).write_bytes((tiny.videos / name).read_bytes())
@@ -152,7 +153,7 @@ def test_what_was_understood_comes_before_the_tables(tiny: Tiny, tmp_path: Path)
 
 
 @pytest.mark.parametrize("output", [(), ("--json",)])
-def test_dry_run_tells_the_same_and_writes_nothing(tiny: Tiny, tmp_path: Path, output: tuple[str, ...]) -> None:
+def test_a_dry_run_reports_the_same_and_writes_nothing(tiny: Tiny, tmp_path: Path, output: tuple[str, ...]) -> None:
     done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, "--dry-run", *output)
     assert list(tmp_path.iterdir()) == []
     if output:
@@ -168,19 +169,19 @@ def test_a_dry_run_that_accepts_nothing_fails(tmp_path: Path) -> None:
     assert done.returncode == 1 and "1 rejected" in done.stdout and done.stderr.count("Traceback") == 0
 
 
-def test_dry_run_beside_a_dataset_leaves_it_alone(tiny: Tiny) -> None:
+def test_a_dry_run_does_not_change_an_existing_dataset(tiny: Tiny) -> None:
     before = tree_of(tiny.dataset)
     run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--seed", "7", "--dry-run")
     assert tree_of(tiny.dataset) == before
 
 
-def test_sealed_already_is_exit_code_0_and_said(tiny: Tiny) -> None:
+def test_an_already_sealed_dataset_is_reported_with_exit_code_0(tiny: Tiny) -> None:
     before = tree_of(tiny.dataset)
     done = run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS)
     assert "already sealed, unchanged" in done.stdout
     state = json.loads(run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--json").stdout)
     (source,) = tiny.report["input"]["sources"]
-    assert state.pop("input")["sources"] == [source]  # what probing found is not known again
+    assert state.pop("input")["sources"] == [source]  # findings of the probe are not stored
     assert state | {"state": "built"} == {name: value for name, value in tiny.report.items() if name != "input"}
     assert state["state"] == "already sealed"
     assert tree_of(tiny.dataset) == before
@@ -198,7 +199,7 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
     done = run_streamvid("shard", tiny.videos, dataset, *one_bucket, "--overwrite", "--json")
     assert json.loads(done.stdout)["state"] == "built"
     assert [bucket.id for bucket in streamvid.open_dataset(dataset).manifest.buckets] == ["96x64-5f"]
-    assert not any("64x96-5f" in name for name in tree_of(dataset)), "the old dataset's shards are gone"
+    assert not any("64x96-5f" in name for name in tree_of(dataset)), "shards of the old dataset remain"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_bad_options_are_exit_code_2_with_the_remedy(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_size_is_written_as_people_write_it(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_size_may_have_a_unit_and_a_space(tiny: Tiny, tmp_path: Path) -> None:
     dataset = tmp_path / "ds"
     run_streamvid("shard", tiny.videos, dataset, *OPTIONS, "--shard-size", "1.5 KiB")
     assert streamvid.open_dataset(dataset).manifest.build["options"]["shard_size_bytes"] == 1536
@@ -257,7 +258,7 @@ def test_a_size_is_written_as_people_write_it(tiny: Tiny, tmp_path: Path) -> Non
     ],
     ids=["missing", "empty", "all rejected", "no metadata"],
 )
-def test_a_source_that_gives_nothing_is_exit_code_1(tmp_path: Path, make: Any, says: str) -> None:
+def test_a_source_without_samples_is_exit_code_1(tmp_path: Path, make: Any, says: str) -> None:
     make(tmp_path / "source")
     done = run_streamvid("shard", tmp_path / "source", tmp_path / "ds", check=False)
     assert done.returncode == 1 and "samples" not in done.stdout
@@ -265,7 +266,7 @@ def test_a_source_that_gives_nothing_is_exit_code_1(tmp_path: Path, make: Any, s
     assert not (tmp_path / "ds" / "manifest.json").exists()
 
 
-def test_a_dest_that_is_something_else_is_left_alone(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_destination_with_other_content_is_left_alone(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "mine.txt").write_text("dear")
     for dest in (tmp_path / "letters", tmp_path / "letters" / "mine.txt"):
@@ -283,7 +284,7 @@ def test_a_folder_of_one_video(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_names_from_the_input_cannot_draw_on_the_terminal(tmp_path: Path) -> None:
-    """SAFE-1: a file name with an escape sequence and a line break is shown escaped, in `shard` and in `stats`."""
+    """SAFE-1: `shard` and `stats` escape a file name with an escape sequence and a line break."""
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "evil\x1b[2J\nrejected: row 9.mp4").write_bytes(b"no video")
     (tmp_path / "videos" / "clip.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 6)))
@@ -301,7 +302,7 @@ def test_a_terminal_shows_a_bar(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def on_a_terminal(*arguments: object) -> str:
-    """What a person sees of the command; its output and errors are one terminal."""
+    """Run the command with a terminal as its output and errors; return what the terminal shows."""
     controller, terminal = pty.openpty()
     command = [sys.executable, "-m", "streamvid", *map(str, arguments)]
     shown = b""
@@ -319,7 +320,7 @@ def on_a_terminal(*arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def many(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 clips: enough that an interrupt comes in the middle."""
+    """120 clips, enough to interrupt the work in the middle."""
     folder = tmp_path_factory.mktemp("many")
     for number in range(120):
         (folder / f"{number}.mp4").symlink_to(tiny.videos / "wide.mp4")
@@ -334,16 +335,17 @@ def many_sharded(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("phase", ["probe", "build"])
-def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
+def test_an_interrupt_is_exit_code_130_and_the_same_command_resumes(
     many: Path, many_sharded: Path, tmp_path: Path, phase: str
 ) -> None:
-    """SHARD-1 and SHARD-2: nothing to be seen of the half-built dataset, then the same bytes as in one go."""
+    """SHARD-1 and SHARD-2: the incomplete dataset is invisible, and resuming yields the bytes of an uninterrupted
+    run."""
     arguments = ("shard", many, tmp_path / "ds", *OPTIONS, "--shard-size", "1KB")
     command = [sys.executable, "-m", "streamvid", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         while not (line := process.stderr.readline()).startswith(f"{phase} 0/120"):
-            assert line, f"the phase {phase} never began"
+            assert line, f"phase {phase} did not start"
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
@@ -362,8 +364,8 @@ def test_a_forgotten_destination_is_named(tiny: Tiny) -> None:
     assert done.returncode == 2 and "SOURCE or DEST is missing; pass both" in done.stderr
 
 
-def test_a_disk_that_is_too_small_is_said_before_anything_is_built(tiny: Tiny, tmp_path: Path) -> None:
-    """Need against free, and that the same command resumes. The video ends with 7 GiB of nothing; it has 2,000 rows."""
+def test_too_small_a_disk_is_reported_before_anything_is_built(tiny: Tiny, tmp_path: Path) -> None:
+    """The error states the required and the free space. The video is padded to 7 GiB, and 2,000 rows name it."""
     data = next(tiny.videos.glob("*.mp4")).read_bytes()
     with (tmp_path / "large.mp4").open("wb") as file:
         file.write(data + (1).to_bytes(4, "big") + b"free" + (7 << 30).to_bytes(8, "big"))

@@ -1,4 +1,4 @@
-"""streamvid stats in real processes."""
+"""Tests of streamvid stats in real processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_stats_as_json_agree_with_the_dataset(tiny: Tiny) -> None:
     assert [(row["row"], row["source"]) for row in facts["rejections"]] == [(0, "broken.mp4")]
 
 
-def test_stats_of_what_is_no_dataset_say_how_to_make_one(tiny: Tiny, tmp_path: Path) -> None:
+def test_stats_without_a_dataset_name_the_remedy(tiny: Tiny, tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "missing", tiny.videos, tiny.videos / "wide.mp4"):
         done = run_streamvid("stats", place, check=False)
         assert done.returncode == 1 and not done.stdout
@@ -54,7 +54,7 @@ def test_stats_of_what_is_no_dataset_say_how_to_make_one(tiny: Tiny, tmp_path: P
         assert done.stderr.startswith(f"error: no dataset at {place}: {reason}; pass the DEST of a completed")
 
 
-def test_stats_of_a_damaged_dataset_are_one_line(tiny: Tiny, tmp_path: Path) -> None:
+def test_stats_of_a_damaged_dataset_are_a_one_line_error(tiny: Tiny, tmp_path: Path) -> None:
     for name, damage in {"manifest.json": b'{"format": "streamvid"', "index/shards": b"PAR1"}.items():
         root = tmp_path / name.replace("/", "-")
         shutil.copytree(tiny.dataset, root)

@@ -1,4 +1,4 @@
-"""streamvid train: mistakes in a config or a dataset are reported before anything is done."""
+"""Tests of streamvid train: mistakes in a config or a dataset are reported before any work is done."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_a_missing_dataset_is_exit_code_1_and_leaves_no_output(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_an_output_that_is_a_file_is_one_line(tiny: Tiny, tmp_path: Path) -> None:
-    """Before the model is built, without a traceback."""
+def test_an_output_that_is_a_file_is_a_one_line_error(tiny: Tiny, tmp_path: Path) -> None:
+    """The error comes without a traceback."""
     (tmp_path / "run").write_text("mine")
     done = run_train(tiny.dataset, tmp_path / "run", "max_steps=1")
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: output ")
@@ -74,7 +74,7 @@ def test_an_output_that_is_a_file_is_one_line(tiny: Tiny, tmp_path: Path) -> Non
     assert (tmp_path / "run").read_text() == "mine"
 
 
-def test_a_complete_run_says_so_when_it_is_started_again(tiny: Tiny, tmp_path: Path) -> None:
+def test_restarting_a_complete_run_reports_that(tiny: Tiny, tmp_path: Path) -> None:
     options = ("max_steps=1", "data.batch_size=1", "data.num_workers=0", "eval.steps=null")
     first, second = (run_train(tiny.dataset, tmp_path / "run", *options) for _ in range(2))
     assert first.returncode == 0 and "step 1: loss " in first.stdout, first.stderr

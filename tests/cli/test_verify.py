@@ -1,4 +1,4 @@
-"""streamvid verify in real processes."""
+"""Tests of streamvid verify in real processes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_a_right_dataset_is_exit_code_0(tmp_path: Path) -> None:
     assert not list((tmp_path / "streamvid" / "verify").iterdir())
 
 
-def test_damage_is_exit_code_1_and_says_what_to_do(tmp_path: Path) -> None:
-    """And following that makes it right again."""
+def test_damage_is_exit_code_1_with_a_remedy(tmp_path: Path) -> None:
+    """The report names a remedy, and following it repairs the dataset."""
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     root = damaged(tmp_path / "dataset")
     done = run_streamvid("verify", root, "--deep", check=False, env=env)
@@ -58,8 +58,8 @@ def test_json_is_the_whole_report(tmp_path: Path) -> None:
     assert report["extra"] == ["notes.txt"] and "--check-existing" in report["remedy"]
 
 
-def test_a_bucket_by_flags_alone(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
-    """--endpoint-url and --region in place of variables; keys are in the environment, and in no output."""
+def test_a_bucket_is_verified_with_flags_only(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
+    """--endpoint-url and --region replace environment variables, and the keys never appear in the output."""
     env = {**os.environ, **s3_env(moto_server), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for name in ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
         del env[name]

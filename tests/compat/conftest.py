@@ -1,4 +1,4 @@
-"""Clips with metadata as DiffSynth-Studio has them, and the clips of the command line's tests."""
+"""Clips with metadata in the form of DiffSynth-Studio, and the clips of the command-line tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["make_videos", "tiny"]
 def make_videos(
     folder: Path, clips: Mapping[str, tuple[int, int, int]], controlled: Collection[str], prompt: str
 ) -> Path:
-    """Clips of (width, height, frames), those of `controlled` with a control video, and their metadata.csv."""
+    """Write clips of (width, height, frames), control videos for those in `controlled`, and their metadata.csv."""
     folder.mkdir()
     rows = []
     for number, (name, (width, height, count)) in enumerate(clips.items()):

@@ -1,4 +1,4 @@
-"""A training module as users of DiffSynth-Studio would bring theirs, which writes down what it is given."""
+"""A training module like that of a DiffSynth-Studio user, which records the batches it receives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PIXELS = 8  # a side of one latent
+PIXELS = 8  # side of the square that one latent covers
 
 
 class Block(nn.Module):

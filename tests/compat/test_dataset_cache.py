@@ -1,4 +1,4 @@
-"""Metadata and media as a cached dataset: sharded on first use, found again, made anew where anything changed."""
+"""Tests of metadata and media as a cached dataset: sharded on first use, reused, and rebuilt when the input changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KEYS = "video,control_video"
 
 @pytest.fixture(scope="module")
 def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of them, built without a stop."""
+    """The dataset of these clips, built without interruption."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("whole")))
         folder, built = sharded(made, data_file_keys=KEYS)
@@ -58,7 +58,7 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def videos(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of them, times included, and a cache of the test's own."""
+    """A copy of the clips, with their modification times, and a cache for this test only."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     shutil.copytree(made, tmp_path / "videos")
     return tmp_path / "videos"
@@ -71,13 +71,14 @@ def options_of(videos: Path, **flags: Any) -> Any:
 
 
 def sharded(videos: Path, **flags: Any) -> tuple[Path, bool]:
-    """(the dataset, whether it was built now)"""
+    """Return the dataset and whether this call built it."""
     folder, report = cached_dataset(str(videos), options_of(videos, **flags), lambda *_: None, lambda _: None)
     return folder, report is not None
 
 
 def test_sharded_once_by_diffsynths_rules(whole: Path) -> None:
-    """Checklist 1 to 3, 10 and 12: captions, columns and media arrive, sizes and frame counts are its own; SHARD-1."""
+    """Checklist 1 to 3, 10 and 12; SHARD-1: captions, columns and media are stored, and sizes follow DiffSynth's
+    rules."""
     dataset = open_dataset(whole)
     found = {(bucket.num_frames, bucket.height, bucket.width) for bucket in dataset.manifest.buckets}
     expected = {
@@ -91,9 +92,9 @@ def test_sharded_once_by_diffsynths_rules(whole: Path) -> None:
     assert sum(bool(row["media.control_video"]) for row in rows) == 2
 
 
-def test_what_changes_the_input_or_the_options_makes_another_dataset(videos: Path, tmp_path: Path) -> None:
-    """A caption, a clip with as many bytes as before, a file that is gone, a flag; neither the folder's name nor
-    how often it is asked."""
+def test_changed_input_or_options_give_another_dataset(videos: Path, tmp_path: Path) -> None:
+    """The dataset depends on captions, the bytes and presence of files, and flags, but not on the name of the
+    folder."""
     known = {content_key(str(videos), options_of(videos))}
 
     def is_new(**flags: Any) -> bool:
@@ -115,7 +116,7 @@ def test_what_changes_the_input_or_the_options_makes_another_dataset(videos: Pat
     assert is_new()
     control = videos / "tall_edges.mp4"
     os.utime(control, ns=(times.st_atime_ns, times.st_mtime_ns + 2))
-    assert not is_new() and is_new(data_file_keys=KEYS)  # of a file that is not asked for nothing is known
+    assert not is_new() and is_new(data_file_keys=KEYS)  # files that no flag requests are ignored
     (videos / "big.mp4").unlink()
     assert is_new()
     metadata.write_text(metadata.read_text() + "tall.mp4,again,,7\n")
@@ -142,8 +143,8 @@ def started(videos: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def test_of_several_processes_one_shards(videos: Path) -> None:
-    """Ranks of a machine that start together: the first builds, the others wait for it, all get the same dataset."""
+def test_only_one_of_several_processes_shards(videos: Path) -> None:
+    """If ranks of a machine start together, one builds the dataset, the others wait, and all get the same one."""
     processes = [started(videos) for _ in range(2)]
     answers = [json.loads(process.communicate(timeout=200)[0]) for process in processes]
     assert len({folder for folder, _ in answers}) == 1
@@ -152,8 +153,8 @@ def test_of_several_processes_one_shards(videos: Path) -> None:
     assert left == ["", ".lock"]
 
 
-def test_a_killed_sharder_blocks_nobody(videos: Path, whole: Path) -> None:
-    """Killed with -9 while it builds: the next one goes on, and ends with the bytes of one that was never killed."""
+def test_a_killed_build_is_resumed(videos: Path, whole: Path) -> None:
+    """After kill -9 during a build, the next process resumes it and writes the bytes of an uninterrupted build."""
     process = started(videos)
     part = None
     while part is None and process.poll() is None:
@@ -168,7 +169,7 @@ def test_a_killed_sharder_blocks_nobody(videos: Path, whole: Path) -> None:
     assert tree_of(whole) == tree_of(folder)
 
 
-def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_location_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "here"))
     assert cache_folder() == tmp_path / "here"
     monkeypatch.delenv(VARIABLE)
@@ -192,15 +193,15 @@ def test_a_cache_that_cannot_be_written_names_the_remedy(videos: Path, monkeypat
         ("reference_image,vace_video,video", None, "video", ("reference_image", "vace_video")),
     ],
 )
-def test_which_of_the_keys_is_the_clip(
+def test_the_clip_is_chosen_among_the_keys(
     keys: str | None, columns: tuple[str, ...] | None, clip: str, media: tuple[str, ...]
 ) -> None:
-    """Checklist 3: data_file_keys does not say; keys that the metadata has not are left out, as there."""
+    """Checklist 3: data_file_keys does not name the clip; as in DiffSynth, keys that the metadata lacks are ignored."""
     assert DataFlags("x", data_file_keys=keys).media(columns) == [clip, *media]
 
 
-def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
-    """Where theirs takes 80 frames unchecked, or ignores a height without a width."""
+def test_invalid_sizes_are_named_like_the_flags(videos: Path) -> None:
+    """DiffSynth accepts 80 frames unchecked, and ignores a height without a width."""
     with pytest.raises(
         ConfigError, match="num_frames: 80 frames do not follow the rule 4k\\+1; nearest allowed: 77 and 81"
     ):
@@ -209,7 +210,8 @@ def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
         options_of(videos, height=64)
     with pytest.raises(ConfigError, match="but the metadata has none of these columns; available: video, prompt"):
         options_of(videos, data_file_keys="clip,film")
-    fixed = options_of(videos, height=64, width=96)  # with max_pixels, as their scripts have it: the size goes first
+    # As in DiffSynth's scripts, an explicit size takes precedence over max_pixels.
+    fixed = options_of(videos, height=64, width=96)
     assert {(bucket.height, bucket.width) for bucket in fixed.table.buckets} == {(64, 96)}
     assert bucket_config_to_json(options_of(videos, num_frames=None, max_pixels=None).config) == {
         "max_pixels": 1048576, "max_frames": 81, "frame_rule": "4k+1",
@@ -220,7 +222,7 @@ def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
 def test_media_in_a_bucket_are_the_same_dataset(
     videos: Path, whole: Path, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
 ) -> None:
-    """FETCH-2: of s3:// the same bytes; and an object that is replaced makes another dataset."""
+    """FETCH-2: media in s3:// give the same bytes, and replacing an object gives another dataset."""
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(videos, bucket, "media/")

@@ -1,4 +1,4 @@
-"""DiffSynth-Studio's flags: what each sets in TrainConfig, and which wins over --set and a file."""
+"""Tests of DiffSynth-Studio's flags: their fields in TrainConfig, and their precedence with --set and a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.trainer.config import DataConfig, TrainConfig
 from tests.cli.conftest import Tiny
 
-# Those of its training document, in its order, and num_frames, initialize_model_on_cpu of its scripts.
+# The flags of its training document, in the same order, plus num_frames and initialize_model_on_cpu from its scripts.
 DOCUMENTED = re.findall(
     r"\w+",
     """
@@ -37,7 +37,7 @@ DOCUMENTED = re.findall(
     """,
 )
 
-# Of its document: a full training of Qwen-Image, less what says where the data are.
+# From its document: the full training of Qwen-Image, without the location of the data.
 FULL = """--dataset_repeat 50
   --model_id_with_origin_paths "Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors,Qwen/Qwen-Image:text_encoder/model*.safetensors,Qwen/Qwen-Image:vae/diffusion_pytorch_model.safetensors"
   --learning_rate 1e-5 --num_epochs 2 --remove_prefix_in_ckpt "pipe.dit." --output_path "./models/train/Qwen-Image_full"
@@ -48,26 +48,26 @@ LORA = """--learning_rate 1e-4 --num_epochs 5 --remove_prefix_in_ckpt "pipe.dit.
 
 
 def parsed(*arguments: object) -> dict[str, Any]:
-    """What click makes of a command line."""
+    """Return the values that click parses from a command line."""
     return dict(command.make_context("train", [str(argument) for argument in arguments]).params)
 
 
 def shard(source: str, options: ShardOptions) -> str:
-    """The dataset in the cache, as the command gets it."""
+    """Return the dataset from the cache, as the command obtains it."""
     folder, _ = cached_dataset(source, options, lambda *_: None, lambda _: None)
     return str(folder)
 
 
 def config_of(*arguments: object) -> TrainConfig:
-    """The run that a command line asks for."""
+    """Return the configuration of the run that a command line describes."""
     given = parsed(*arguments)
     given.pop("init")
     request = request_of(*(given.pop(name) for name in ("config", "overrides", "factory", "trackers")), given)
     return request.resolve(shard)
 
 
-def test_every_documented_flag_is_there_by_its_name() -> None:
-    """Checklist: the document's flags; --help shows each, in groups, with examples."""
+def test_every_documented_flag_exists() -> None:
+    """Checklist: every flag of the document exists, and --help shows the flags in groups, with examples."""
     assert {flag.name for flags in FLAGS.values() for flag in flags} == set(DOCUMENTED)
     shown = CliRunner().invoke(command, ["--help"]).output
     assert [name for name in DOCUMENTED if f"--{name}" not in shown] == []
@@ -85,7 +85,7 @@ def test_a_full_training_of_the_document(tiny: Tiny) -> None:
         and not config.model.activation_checkpointing.offload
         and config.accelerate.find_unused_parameters
     )
-    # What the command leaves open is theirs: one clip a step, its first frames, no clipping, saved each epoch.
+    # Other defaults are those of DiffSynth: one clip per step, first frames, no gradient clipping, a save per epoch.
     assert (config.data.batch_size, config.data.loader, config.checkpoints.steps, config.data.accumulate) == (
         1,
         {"view": {"temporal": "head"}},
@@ -108,7 +108,7 @@ def test_a_lora_training_of_the_document(tiny: Tiny) -> None:
         layers,
         32,
     )
-    # All else is frozen where no child is named to train as a whole.
+    # Without --trainable_models, everything except the adapters is frozen.
     assert (config.model.trainable, config.data.num_workers, config.model.init) == ((), 8, "cpu")
     both = config_of("--dataset_base_path", tiny.dataset, *shlex.split(LORA), "--trainable_models", "vae,text_encoder")
     assert both.model.trainable == ("vae", "text_encoder") and both.model.lora == config.model.lora
@@ -139,10 +139,10 @@ def value_at(config: object, name: str) -> object:
 
 @settings(max_examples=40)
 @given(file=SAID, flags=SAID, sets=SAID)
-def test_set_goes_before_flags_and_flags_before_the_file(
+def test_set_overrides_flags_and_flags_override_the_file(
     file: dict[str, Any], flags: dict[str, Any], sets: dict[str, Any]
 ) -> None:
-    """Whatever is said where, and with all the rest left to the defaults of TrainConfig, as there is a file."""
+    """Fields set nowhere keep the defaults of TrainConfig, because there is a file."""
     tree: dict[str, Any] = {"data": {"dataset": "ds"}, "output": "run"}
     for name, value in file.items():
         *sections, last = FIELDS[name][0].split(".")
@@ -165,13 +165,13 @@ def test_set_goes_before_flags_and_flags_before_the_file(
 
 @settings(max_examples=50)
 @given(text=st.text().filter(lambda text: "\x7f" not in text))
-def test_any_text_reaches_the_config_as_it_is(text: str) -> None:
+def test_any_text_reaches_the_config_unchanged(text: str) -> None:
     config = load_config(TrainConfig, None, [("data.dataset", text or "x"), ("output", "run")])
     assert config.data.dataset == (text or "x")
 
 
-def test_sharded_models_are_lists_in_the_list() -> None:
-    """Checklist 14 and 18: model_paths as JSON, nested, also with a comma too many; fp8_models of the same form."""
+def test_sharded_models_are_nested_lists() -> None:
+    """Checklist 14 and 18: model_paths is nested JSON and may have trailing commas; fp8_models has the same form."""
     nested = '[\n\t["dit-1.safetensors", "dit-2.safetensors"],\n\t"vae.safetensors"\n]'
     expected = (("dit-1.safetensors", "dit-2.safetensors"), "vae.safetensors")
     for text in (nested, '[["dit-1.safetensors", "dit-2.safetensors",], "vae.safetensors",]'):
@@ -198,14 +198,14 @@ def test_sharded_models_are_lists_in_the_list() -> None:
     ],
 )
 def test_target_modules(tiny: Tiny, given: str | None, targets: object) -> None:
-    """Checklist 29 and 30: a single name is a name; an expression says so; nothing is chosen for you."""
+    """Checklist 29 and 30: a single name is a name, expressions are marked, and no layer is chosen automatically."""
     flags = () if given is None else ("--lora_target_modules", given)
     config = config_of("--dataset_base_path", tiny.dataset, "--lora_base_model", "dit", *flags)
     assert config.model.lora.target_modules == targets
 
 
 def test_a_config_keeps_its_own_defaults(tiny: Tiny, tmp_path: Path) -> None:
-    """With --config, what nobody says is TrainConfig's; but of clips the first frames are taken, one a step."""
+    """With --config, other fields keep TrainConfig's defaults, except for one clip per step and its first frames."""
     file = tmp_path / "mine.yaml"
     file.write_text(
         "output: run\nmax_steps: 7\ndata: {max_tokens_per_batch: 4000, loader: {view: {temporal: random}}}\n"
@@ -218,8 +218,8 @@ def test_a_config_keeps_its_own_defaults(tiny: Tiny, tmp_path: Path) -> None:
     assert (config.data.batch_size, config.data.loader, config.max_steps) == (1, {"view": {"temporal": "head"}}, 3)
 
 
-def test_flags_go_before_a_file_that_says_the_same_otherwise(tiny: Tiny, tmp_path: Path) -> None:
-    """Its dataset, its number of steps; and a task that --set says is heeded as one of a flag."""
+def test_flags_override_a_file_that_sets_other_fields(tiny: Tiny, tmp_path: Path) -> None:
+    """Flags override the file's dataset and number of steps; a task from --set has the same effect as a flag."""
     file = tmp_path / "mine.yaml"
     file.write_text("data: {dataset: other/, features: {url: elsewhere/}}\noutput: run\nmax_steps: 7\n")
     config = config_of("--config", file, "--dataset_base_path", tiny.dataset, "--num_epochs", 2)
@@ -229,8 +229,8 @@ def test_flags_go_before_a_file_that_says_the_same_otherwise(tiny: Tiny, tmp_pat
     assert config_of(*given).data.features.url == "elsewhere/"
 
 
-def test_stage_one_writes_where_output_path_says(tiny: Tiny) -> None:
-    """Nothing trains there: what would train is not asked for, as it is not built."""
+def test_stage_one_writes_to_output_path(tiny: Tiny) -> None:
+    """The first stage trains nothing, so options of trained models are ignored."""
     config = config_of("--dataset_base_path", tiny.dataset, *shlex.split(LORA), "--task", "sft:data_process")
     assert config.data.features.url == "./models/train/Qwen-Image_lora"
     assert (
@@ -286,7 +286,7 @@ def test_factory_and_trackers(tiny: Tiny) -> None:
         (("--dataset_base_path", "{tiny}", "--lora_checkpoint", "a.safetensors"), "base_model"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_done(tiny: Tiny, arguments: tuple[str, ...], says: str) -> None:
+def test_mistakes_are_reported_before_any_work(tiny: Tiny, arguments: tuple[str, ...], says: str) -> None:
     given = [text.format(tiny=tiny.dataset, videos=tiny.videos) for text in arguments]
     with pytest.raises((ConfigError, click.UsageError)) as caught:
         command.main(given, standalone_mode=False) if not given else config_of(*given)

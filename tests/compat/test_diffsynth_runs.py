@@ -1,4 +1,4 @@
-"""streamvid train with DiffSynth-Studio's flags, judged by the samples that a user's module is given."""
+"""Tests of streamvid train with DiffSynth-Studio's flags, judged by the samples that a user's module receives."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tests.processes import run_command
 
 FACTORY = "tests.compat.logged_training:build"
 CLIPS = {"a": (96, 64, 12), "b": (96, 64, 9), "c": (96, 64, 30), "d": (96, 64, 13), "e": (160, 96, 8)}
-SHAPES = dict.fromkeys("abcd", (9, 64, 96)) | {"e": (5, 64, 112)}  # frames, height, width: as DiffSynth has them
+SHAPES = dict.fromkeys("abcd", (9, 64, 96)) | {"e": (5, 64, 112)}  # frames, height and width that DiffSynth would use
 SIZES = ("--max_pixels", "8000", "--num_frames", "9")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five clips, four of one bucket; the first two with a control video."""
+    """Five clips, four of them in one bucket, the first two with a control video."""
     return make_videos(tmp_path_factory.mktemp("media") / "videos", CLIPS, "ab", "street {}")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One for all runs here: what one has sharded the next one finds. And one thread, as tests share a machine."""
+    """A cache shared by all runs in this file, and a single thread, because tests share a machine."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
@@ -53,14 +53,14 @@ def arguments(log: Path, *given: object) -> list[str]:
 
 
 def train(log: Path, *given: object) -> int:
-    """In this process; its exit code."""
+    """Run the command in this process; return its exit code."""
     code = command.main(arguments(log, *given), standalone_mode=False)
     assert isinstance(code, int)
     return code
 
 
 def logged(log: Path) -> list[dict[str, Any]]:
-    """What all ranks' modules were given."""
+    """Return the records of the modules on all ranks."""
     return [json.loads(line) for file in sorted(log.iterdir()) for line in file.read_text().splitlines()]
 
 
@@ -69,9 +69,9 @@ def of_metadata(videos: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_the_metadata_names_is_trained_on(videos: Path, tmp_path: Path, num_workers: int) -> None:
-    """Checklist 3, 7, 8, 10, 12, 17 and 20: each clip as often as dataset_repeat and num_epochs say, in its own shape,
-    with its caption, column and control video; the same with workers and without."""
+def test_all_clips_in_the_metadata_are_trained_on(videos: Path, tmp_path: Path, num_workers: int) -> None:
+    """Checklist 3, 7, 8, 10, 12, 17 and 20: each clip comes dataset_repeat times num_epochs times, in its own shape,
+    with its caption, column and control video, with and without workers."""
     log, output = tmp_path / "log", tmp_path / "run"
     code = train(
         log, *of_metadata(videos), "--data_file_keys", "video,control_video", "--extra_inputs", "control_video,score",
@@ -92,8 +92,8 @@ def test_what_the_metadata_names_is_trained_on(videos: Path, tmp_path: Path, num
 
 
 def test_ranks_share_the_samples_and_one_of_them_shards(videos: Path, tmp_path: Path) -> None:
-    """Checklist 39: `accelerate launch -m streamvid train` with two real processes, from files that nobody sharded yet;
-    what fills no step of both is not in the first epoch (the fifth clip is alone in its bucket)."""
+    """Checklist 39: `accelerate launch -m streamvid train` with two real processes shards the files on first use. The
+    fifth clip is alone in its bucket, so it fills no step of both ranks in the first epoch."""
     log, config = tmp_path / "log", ROOT / "configs" / "accelerate" / "cpu_2ranks.yaml"
     given = (*of_metadata(videos), "--trainable_models", "dit", "--output_path", tmp_path / "run")
     launch = [
@@ -120,12 +120,12 @@ DOCUMENTED = (
     "--lora_target_modules", "q,o", "--lora_rank", "2", "--use_gradient_checkpointing", "--dataset_num_workers", "1",
     "--find_unused_parameters", *SIZES[:2],
 )  # fmt: skip
-"""Of the document's two commands: what both say, names of layers and the rank aside."""
+"""Flags that both commands of the document share, with other layer names and another rank."""
 
 
 def test_the_documents_two_commands(videos: Path, tmp_path: Path) -> None:
-    """Checklist 36 to 38 and 43: stage 1 into a folder, stage 2 from that folder, which is all that it is told; each
-    clip as often as dataset_repeat says, no encoder, adapters saved without the prefix."""
+    """Checklist 36 to 38 and 43: stage 1 writes a folder, from which stage 2 trains without other data flags: each clip
+    dataset_repeat times, without an encoder, and with adapters saved without the prefix."""
     latents, output, log = tmp_path / "splited-cache", tmp_path / "run", tmp_path / "log"
     metadata = ("--dataset_metadata_path", videos / "metadata.csv", "--dataset_repeat", 1, "--num_frames", 9)
     stage_1 = ("--dataset_base_path", videos, *metadata, "--output_path", latents, *DOCUMENTED)
@@ -150,7 +150,7 @@ def test_the_documents_two_commands(videos: Path, tmp_path: Path) -> None:
         name.endswith("q.lora_A.default.weight") for name in names
     )
 
-    # Run again, the first stage finds all done; what it wrote is not read as anything else, or with other sizes.
+    # Repeating the first stage does nothing; its output cannot be used for another task or with other sizes.
     assert train(log, *stage_1, "--task", "sft:data_process") == 0
     with pytest.raises(ConfigError, match="set task to sft:train"):
         train(log, *stage_2, "--task", "sft")
@@ -162,7 +162,8 @@ def test_the_documents_two_commands(videos: Path, tmp_path: Path) -> None:
 
 
 def test_the_low_memory_recipe(videos: Path, tmp_path: Path) -> None:
-    """Checklist 43: one script, two stages, one path between them; here in one process each, without a GPU."""
+    """Checklist 43: one script runs both stages with one path between them; here, each stage uses one process and no
+    GPU."""
     log, output = tmp_path / "log", tmp_path / "run"
     environment = {
         **os.environ, **ONE_THREAD, "LAUNCH": sys.executable, "FACTORY": FACTORY, "DATA": str(videos),
@@ -176,10 +177,10 @@ def test_the_low_memory_recipe(videos: Path, tmp_path: Path) -> None:
     assert (output / "epoch-0.safetensors").is_file() and (output / "latents" / "manifest.json").is_file()
 
 
-def test_a_project_to_start_from_trains(
+def test_a_new_project_trains(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`streamvid train --init`: the template works as it is, in a folder of its own; nothing there is overwritten."""
+    """`streamvid train --init` writes a template that works unchanged in its own folder, and overwrites no files."""
     project = tmp_path / "my_project"
     assert command.main(["--init", str(project)], standalone_mode=False) == 0
     written = {path.name: path.read_text() for path in project.iterdir()}
@@ -198,7 +199,7 @@ def test_a_project_to_start_from_trains(
     )
     settings = [word for change in (*changes, "data.batch_size=1", "accelerate.cpu=true") for word in ("--set", change)]
     monkeypatch.chdir(project)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the folder is added, for its training.py
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder of training.py to this list
     assert command.main(["--config", "config.yaml", *settings], standalone_mode=False) == 0
     del sys.modules["training"]
     assert "step 2: loss" in capsys.readouterr().out
@@ -206,7 +207,7 @@ def test_a_project_to_start_from_trains(
     assert {"step-2.safetensors", "metrics.jsonl", "samples/step-2.mp4", "samples/step-2.png"} <= names
 
 
-def test_mistakes_are_told_before_anything_is_sharded(
+def test_mistakes_are_reported_before_anything_is_sharded(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))

@@ -1,13 +1,13 @@
-"""Runs the fenced blocks of a Markdown page in order, in one folder and one process: python -m tests.docs.snippets PAGE
+"""Runner for the fenced blocks of a Markdown page, in order, in one folder: python -m tests.docs.snippets PAGE
 
-bash blocks run in a shell that stops at the first error, python blocks in one namespace. A comment right before a block
-changes that:
+bash blocks run in a shell that stops at the first error, python blocks in a shared namespace. A comment directly before
+a block changes that:
 
     <!-- not run: REASON -->     the block is skipped, and the reason is printed
-    <!-- save: NAME -->          the block is written to a file of the folder, as a reader would do
+    <!-- save: NAME -->          the block is written to this file in the folder, as a reader would do
     <!-- fails: TEXT -->         the block must fail, and its output must contain TEXT
 
-Blocks of other languages are shown only. Each run block is one line of JSON on the standard output.
+Blocks of other languages are ignored. Each block that runs or is skipped prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. line: of its fence, from 1."""
+    """A fenced block. line: line number of its fence, counted from 1."""
 
     line: int
     language: str
@@ -54,7 +54,7 @@ def blocks_of(text: str) -> Iterator[Block]:
 
 
 def main(page: Path) -> int:
-    """Run the blocks of a page in the current folder; 1 at the first that does not do what the page says."""
+    """Run the blocks of a page in the current folder; return 1 at the first one that contradicts the page."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(page.read_text()):
         if block.mark == "not run":

@@ -1,4 +1,4 @@
-"""The pictures of README.md and docs/ are those that tools/draw_docs.py draws from today's plan."""
+"""Tests that the pictures in README.md and docs/ are those that tools/draw_docs.py draws from the current plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.draw_docs import FOLDER, PICTURES
 def test_a_picture_is_what_the_script_draws(name: str) -> None:
     drawn = PICTURES[name]().svg()
     assert ET.fromstring(drawn).tag.endswith("svg")
-    assert (FOLDER / name).read_text() == drawn, "run python -m tools.draw_docs"
+    assert (FOLDER / name).read_text() == drawn, "the picture is outdated; run `python -m tools.draw_docs`"
 
 
 def test_every_picture_in_the_folder_is_drawn_here() -> None:

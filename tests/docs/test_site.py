@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, every page is reachable, and nothing comes from another host."""
+"""Tests of the documentation site: it builds without warnings, and pages are reachable and load no other host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Links(HTMLParser):
-    """Links of a page: `loaded` are fetched to show it, `shown` are for the reader. `ids`: targets within the page."""
+    """Links of a page. loaded: fetched to show it; shown: for readers; ids: targets within the page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

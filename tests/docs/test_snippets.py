@@ -1,4 +1,4 @@
-"""Every shell and Python snippet of README.md and docs/ runs as a reader would run it, or says why it does not."""
+"""Tests that every shell and Python snippet of README.md and docs/ runs as shown, or states why it does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.docs.snippets import RUN, blocks_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "content").rglob("*.md"))]
-#: Pages that train: minutes.
+#: Pages that train, which takes minutes.
 LONG = ("tutorials/lora.md", "tutorials/several-gpus.md", "tutorials/s3.md", "guides/features.md", "guides/trainer.md")
 #: name → (width, height, number of frames)
 CLIPS = {"bikes": (432, 256, 60), "carphone_pristine": (272, 368, 40), "bigbuckbunny": (288, 256, 50)}
@@ -26,7 +26,7 @@ CLIPS = {"bikes": (432, 256, 60), "carphone_pristine": (272, 368, 40), "bigbuckb
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader is assumed to have: videos/ with captions in metadata.csv, and dataset/, which is made of it."""
+    """The files that a reader is assumed to have: videos/ with captions in metadata.csv, and the dataset made of it."""
     folder = tmp_path_factory.mktemp("start")
     videos = folder / "videos"
     videos.mkdir()
@@ -81,7 +81,7 @@ def test_a_page_says_why_a_snippet_does_not_run() -> None:
 
 
 def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a page, and end what its snippets have started in the background."""
+    """Run a page, then end all background processes of its snippets."""
     command = [sys.executable, "-m", "tests.docs.snippets", str(page)]
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

@@ -1,4 +1,4 @@
-"""Training modules as users write them, small: what the tests of this room build by import path."""
+"""Small training modules like those of users, which the tests of this folder build by import path."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Denoiser(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Convolutions, and a norm whose buffers move in train mode."""
+    """Convolutions, and a norm whose buffers change in train mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Autoencoder(nn.Module):
 
 
 class Training(nn.Module):
-    """The denoiser and a refiner train, the autoencoder encodes."""
+    """A module whose denoiser and refiner train, and whose autoencoder encodes."""
 
     encoders = ("autoencoder",)
 
@@ -83,7 +83,7 @@ class Training(nn.Module):
 
 
 def build(*, dim: int = 16, depth: int = 2, dropout: float = 0.0, task: str = "sft") -> Training:
-    # What trains first, so that it is the same whether or not the encoder is made.
+    # Build the trained part first, so that its weights do not depend on whether the encoder is built.
     state = torch.get_rng_state()
     module = Training(dim, depth, dropout, with_encoder=False)
     if task != "sft:train":
@@ -93,7 +93,7 @@ def build(*, dim: int = 16, depth: int = 2, dropout: float = 0.0, task: str = "s
 
 
 def build_with_its_encoder(**arguments: int) -> Training:
-    """As a factory does whose encoder comes with its weights, from a package or by from_pretrained."""
+    """Build a module whose encoder comes with its weights, as from a package or from_pretrained."""
     module = build(task="sft:train", **arguments)
     with torch.device("cpu"):
         torch.manual_seed(11)
@@ -102,7 +102,7 @@ def build_with_its_encoder(**arguments: int) -> Training:
 
 
 class Pair(nn.Module):
-    """Two models that are alike, and one whose layers share a weight."""
+    """A module with two models of the same structure, and one whose layers share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ THREE = 3
 
 
 def batch(seed: int = 0, size: int = 2, length: int = 9) -> dict[str, Tensor]:
-    """Latents of `size` samples and their times."""
+    """Return latents and times of `size` samples."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "latents": torch.randn(size, length, 12, generator=generator),
@@ -136,13 +136,13 @@ def batch(seed: int = 0, size: int = 2, length: int = 9) -> dict[str, Tensor]:
 
 
 def clip(seed: int = 0, size: int = 2) -> dict[str, Tensor]:
-    """Videos of `size` samples and their times."""
+    """Return videos and times of `size` samples."""
     generator = torch.Generator().manual_seed(seed)
     return {"video": torch.randn(size, 3, 2, 4, 4, generator=generator), "times": torch.rand(size, generator=generator)}
 
 
 def train(module: nn.Module, steps: int = 3) -> list[float]:
-    """A few optimizer steps of what trains; the losses."""
+    """Run a few optimizer steps on the trainable parameters; return the losses."""
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for step in range(steps):
@@ -155,7 +155,7 @@ def train(module: nn.Module, steps: int = 3) -> list[float]:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of all that a module stores."""
+    """Return a copy of the module's state."""
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 

@@ -1,4 +1,4 @@
-"""Run under torchrun: one step of a module with adapters, 8 bits and recomputed blocks on all ranks, against one."""
+"""Program for torchrun: compare a step on all ranks with one rank, with adapters, FP8 and checkpointed blocks."""
 
 from __future__ import annotations
 

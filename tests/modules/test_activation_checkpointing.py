@@ -1,4 +1,4 @@
-"""Gradient checkpointing: the same gradients, bit for bit, of less that is kept."""
+"""Tests of activation checkpointing: bit-identical gradients with fewer stored activations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Prepare = Callable[[nn.Module], object]
 
 
 def gradients(prepare: Prepare, *, dtype: torch.dtype | None = None, adapters: bool = False) -> dict[str, Tensor]:
-    """What one step gives, dropout included, of a module prepared so."""
+    """Return the loss and gradients of one step, dropout included, after `prepare` has changed the module."""
     torch.manual_seed(0)
     module = modules.build(dim=16, depth=3, dropout=0.3, task="sft:train")
     if adapters:
@@ -55,20 +55,21 @@ def wrapping(
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("adapters", [False, True])
 def test_gradients_are_the_same_bit_for_bit(offload: bool, dtype: torch.dtype | None, adapters: bool) -> None:
-    """Rows 33 and 34, with dropout, under autocast, and behind frozen layers."""
+    """Rows 33 and 34: gradients are equal with dropout, under autocast, and behind frozen layers."""
     plain = gradients(nothing, dtype=dtype, adapters=adapters)
     assert same(gradients(wrapping(offload=offload), dtype=dtype, adapters=adapters), plain)
 
 
 @pytest.mark.parametrize("adapters", [False, True])
 def test_gradients_are_the_same_with_another_librarys_checkpoints(adapters: bool) -> None:
-    """Reentrant, by position, as DeepSpeed's (row 41): behind frozen layers too, where no input wants a gradient."""
+    """Row 41: gradients are equal with a reentrant function with positional arguments, like DeepSpeed's, also behind
+    frozen layers, where no input requires a gradient."""
     function = functools.partial(checkpoint, use_reentrant=True)
     assert same(gradients(wrapping(function), adapters=adapters), gradients(nothing, adapters=adapters))
 
 
 def kept_bytes(prepare: Prepare, batch: dict[str, Tensor]) -> int:
-    """Bytes of the tensors that autograd keeps from forward to backward, weights not counted."""
+    """Return the bytes of the tensors that autograd stores between forward and backward, without weights."""
     torch.manual_seed(0)
     module = modules.build(dim=32, depth=6, task="sft:train")
     prepare(module)
@@ -87,12 +88,12 @@ def kept_bytes(prepare: Prepare, batch: dict[str, Tensor]) -> int:
     return sum(kept.values())
 
 
-def test_less_is_kept_from_forward_to_backward() -> None:
+def test_fewer_bytes_are_stored_between_forward_and_backward() -> None:
     batch = modules.batch(size=4, length=64)
     assert kept_bytes(wrapping(), batch) * 4 < kept_bytes(nothing, batch)
 
 
-def test_blocks_run_again_only_on_the_way_back_and_not_without_gradients() -> None:
+def test_blocks_are_recomputed_only_during_backward() -> None:
     module = modules.build(depth=2, task="sft:train")
     activation_checkpointing.wrap(module, ActivationCheckpointingConfig(blocks=("dit.blocks.1",)))
     runs = {0: 0, 1: 0}
@@ -127,8 +128,11 @@ def test_blocks_are_named_by_class_or_by_name_and_the_outermost_counts(
     module(modules.batch()).backward()
 
 
-def test_a_name_of_no_block_is_refused_with_those_there_are() -> None:
-    said = r"blocks contains 'DiTBlock', .*allowed: class names, such as Block \(2\), or dotted names, such as dit.blocks.\*"
+def test_an_unknown_block_is_refused_with_the_available_ones() -> None:
+    said = (
+        r"blocks contains 'DiTBlock', .*allowed: class names, such as Block \(2\), "
+        r"or dotted names, such as dit.blocks.\*"
+    )
     with pytest.raises(ConfigError, match=said):
         activation_checkpointing.wrap(modules.build(), ActivationCheckpointingConfig(blocks=("Block", "DiTBlock")))
     with pytest.raises(ConfigError, match="no ModuleList in this module has more than one element"):
@@ -162,14 +166,14 @@ def test_a_wrapped_block_keeps_its_class_for_policies_and_its_copies_run_themsel
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-def test_on_the_device_gradients_are_the_same_and_its_memory_less() -> None:
-    """Row 34: with offload, less than without."""
+def test_gradients_on_a_gpu_are_equal_with_less_memory() -> None:
+    """Row 34: checkpointing lowers peak memory, and offloading lowers it further."""
     peaks, found = [], []
     for prepare in (nothing, wrapping(), wrapping(offload=True)):
         torch.manual_seed(0)
         module = modules.build(dim=256, depth=8, dropout=0.3, task="sft:train").cuda()
         prepare(module)
-        # Activations that are large beside the gradients, which offloading does not change.
+        # The activations are large compared with the gradients, which offloading does not affect.
         batch = {name: tensor.cuda() for name, tensor in modules.batch(size=256, length=64).items()}
         torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(1)

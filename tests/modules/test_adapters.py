@@ -1,4 +1,4 @@
-"""Conversion of adapter files: keys of published files, effect on the model, and readers of other tools."""
+"""Tests of adapter file conversion: keys of published files, effect on the model, and readers of other tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.modules.wan import wan, wan_output
 
 FORMATS: tuple[LoraFormat, ...] = get_args(LoraFormat)
 PUBLISHED = json.loads((Path(__file__).parents[1] / "data/adapter_keys.json").read_text())["lists"]
-"""Lists of keys and shapes, with their sources."""
+"""Keys and shapes of published files, with their sources."""
 
 
 def write(path: Path, shapes: Mapping[str, list[int]], alpha: float = 0.0) -> Path:
@@ -39,7 +39,7 @@ def write(path: Path, shapes: Mapping[str, list[int]], alpha: float = 0.0) -> Pa
 
 
 def delta(path: Path) -> dict[str, Tensor]:
-    """What a file adds to each weight of diffusers' model, computed from its peft export alone."""
+    """Return what a file adds to each weight of the diffusers model, computed only from its peft export."""
     encoded = convert_adapters(path, "peft").encoded
     alpha = encoded.peft_config
     found = {}
@@ -57,7 +57,7 @@ def delta(path: Path) -> dict[str, Tensor]:
 def test_published_keys_are_read_and_written_in_every_format(
     tmp_path: Path, listed: dict[str, Any], format: LoraFormat
 ) -> None:
-    """Small shapes: 1/32 of the published ones, so that the deltas cost nothing."""
+    """Sizes are 1/32 of the published ones, so that computing the deltas is cheap."""
     small = {key: [max(1, size // 32) for size in shape] for key, shape in listed["keys"].items()}
     source = write(tmp_path / "published.safetensors", small, listed.get("alpha", 0.0))
     family = listed["family"] if listed["family"] in ("ltx-video", "hunyuanvideo") else None
@@ -79,7 +79,8 @@ def test_published_keys_are_read_and_written_in_every_format(
     ids=lambda one: f"{one['format']}-{len(one['keys'])}",
 )
 def test_keys_and_shapes_are_those_of_published_files(tmp_path: Path, listed: dict[str, Any]) -> None:
-    """From diffusers' format to the listed one: the same keys and shapes, except that ComfyUI needs no alpha."""
+    """Files in diffusers' format convert to the published keys and shapes, except for alphas, which ComfyUI can
+    omit."""
     shapes: dict[str, list[int]] = listed["keys"]
     source = write(tmp_path / "published.safetensors", shapes, listed.get("alpha", 0.0))
     encoded = convert_adapters(source, "diffusers").encoded
@@ -94,7 +95,7 @@ WAN_LAYERS += ("attn2.to_out.0", "ffn.net.0.proj", "ffn.net.2")
 
 
 def trained(path: Path, alpha: float = 16.0) -> Path:
-    """Adapters on all layers that musubi-tuner's reader in diffusers expects, in diffusers' format."""
+    """Write adapters, in diffusers' format, on all layers that diffusers' reader of musubi-tuner files expects."""
     widths = {"ffn.net.0.proj": (24, 32), "ffn.net.2": (32, 24)}
     generator = torch.Generator().manual_seed(2)
     state = {}
@@ -108,7 +109,7 @@ def trained(path: Path, alpha: float = 16.0) -> Path:
 
 
 def merged(path: Path) -> Tensor:
-    """Output of the model with the adapters of diffusers' format added to its weights by hand."""
+    """Return the output of the model after merging adapters in diffusers' format into its weights by hand."""
     model, state = wan(), load_file(path)
     for key, down in state.items():
         if key.endswith("lora_A.weight"):
@@ -119,7 +120,7 @@ def merged(path: Path) -> Tensor:
 
 @pytest.mark.parametrize("format", ["diffusers", "kohya", "comfyui"])
 def test_diffusers_loads_exported_files_at_their_scale(tmp_path: Path, format: LoraFormat) -> None:
-    """The pipeline's own readers for its format, for musubi-tuner's files and for ComfyUI's."""
+    """The pipeline's own readers accept its format, musubi-tuner's and ComfyUI's."""
     from diffusers import UniPCMultistepScheduler, WanPipeline
 
     source = trained(tmp_path / "trained.safetensors")
@@ -144,7 +145,7 @@ def test_peft_loads_an_exported_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_model_of_diffusers_starts_from_adapters_of_every_format(tmp_path: Path, format: LoraFormat) -> None:
-    """Original names in the file, diffusers' names in the model."""
+    """Files may have the original names while the model has diffusers' names."""
     source = trained(tmp_path / "trained.safetensors")
     target = tmp_path / ("folder" if format == "peft" else "lora.safetensors")
     export_adapters(source, format, target)
@@ -155,7 +156,7 @@ def test_a_model_of_diffusers_starts_from_adapters_of_every_format(tmp_path: Pat
 
 
 def hunyuan(path: Path) -> Path:
-    """Separate adapters on three of the parts of a fused layer, and on one of two."""
+    """Write separate adapters on three of the four parts of a fused layer."""
     generator = torch.Generator().manual_seed(3)
     state = {}
     for layer in ("attn.to_q", "attn.to_v", "proj_mlp"):
@@ -201,7 +202,7 @@ def test_names_that_are_unknown_or_ambiguous_are_refused(tmp_path: Path, layers:
     assert convert_adapters(source, "peft").num_layers == 1
 
 
-def test_tensors_that_are_no_pair_are_refused(tmp_path: Path) -> None:
+def test_tensors_without_a_pair_are_refused(tmp_path: Path) -> None:
     shapes = {"diffusion_model.blocks.0.self_attn.q.lora_A.weight": [4, 4]}
     shapes["diffusion_model.blocks.0.self_attn.q.lora_B.weight"] = [4, 4]
     source = write(tmp_path / "lora.safetensors", shapes | {"diffusion_model.blocks.0.self_attn.q.diff_b": [4]})
@@ -222,7 +223,7 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, int]]] = {
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_every_layer_that_a_recipe_adapts_has_a_name_in_every_format(tmp_path: Path, recipe: Recipe) -> None:
-    """The real classes in their own widths, without memory; adapters of rank 2."""
+    """The published classes have their real widths, without memory for weights, and adapters of rank 2."""
     import diffusers
 
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": recipe.pipelines[0]}))
@@ -248,12 +249,12 @@ def test_every_layer_that_a_recipe_adapts_has_a_name_in_every_format(tmp_path: P
     assert dotted(dots) == dots
 
 
-def test_every_family_of_the_table_is_that_of_a_class() -> None:
+def test_every_family_of_the_table_has_a_class() -> None:
     assert FAMILIES.keys() == TRANSFORMERS.keys()
 
 
 MODELS = json.loads((Path(__file__).parents[1] / "data/adapter_keys.json").read_text())["models"]
-#: Format → keys of the tensors of the layer LAYER in its files.
+#: Format → keys of the tensors of layer LAYER in its files.
 KEYS: Mapping[str, tuple[str, ...]] = {
     "diffusers": ("transformer.LAYER.lora_A.weight", "transformer.LAYER.lora_B.weight"),
     "peft": ("base_model.model.LAYER.lora_A.weight", "base_model.model.LAYER.lora_B.weight"),
@@ -266,7 +267,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("listed", MODELS, ids=lambda one: f"{one['recipe']}-{one['model'].partition('/')[2]}")
 def test_files_for_published_models_have_their_layers_and_sizes(listed: dict[str, Any], format: LoraFormat) -> None:
-    """The real configurations, without memory: names and shapes in every format, and no layer more or less."""
+    """With the real configurations and no memory for weights, every format has exactly the expected names and
+    shapes."""
     import diffusers
 
     with torch.device("meta"):
@@ -274,7 +276,7 @@ def test_files_for_published_models_have_their_layers_and_sizes(listed: dict[str
     adapters = {}
     for number, layer in enumerate(lora.choose_targets(model, RECIPES[listed["recipe"]].lora_targets)):
         outputs, inputs = model.get_submodule(layer).weight.shape
-        down = torch.tensor(float(number)).expand(32, inputs)  # all different, so that fused layers add up the ranks
+        down = torch.tensor(float(number)).expand(32, inputs)  # all different, so that the ranks of fused layers add up
         adapters[layer] = Adapter(down, torch.zeros(()).expand(outputs, 32), 32.0)
     found = encode_adapters(adapters, format, family=listed["family"]).tensors
     is_renamed = format not in ("diffusers", "peft")
@@ -288,7 +290,7 @@ def test_files_for_published_models_have_their_layers_and_sizes(listed: dict[str
 
 
 def test_a_layer_of_another_rank_keeps_its_scale_in_files_without_alpha(tmp_path: Path) -> None:
-    """The format of DiffSynth-Studio multiplies alpha into B, so each layer is read at scale 1."""
+    """The format of DiffSynth-Studio multiplies alpha into B, so each layer is read with scale 1."""
     ranks = {"blocks.0.to_q": 7, "blocks.1.to_q": 4, "blocks.2.to_q": 4}
     encoded = encode_adapters(
         {layer: Adapter(torch.ones(rank, 8), torch.ones(8, rank), 2.0) for layer, rank in ranks.items()}, "diffsynth"

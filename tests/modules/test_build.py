@@ -1,4 +1,4 @@
-"""The training module from its configuration: factories, what trains, dtypes, modes."""
+"""Tests of building the training module from its configuration: factories, trainable parameters, dtypes and modes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_the_same_seed_gives_the_same_module_and_global_randomness_is_left_alone
     assert any(differ)
 
 
-def test_adapters_start_the_same_whether_or_not_the_encoder_is_there() -> None:
-    """Split training has the losses of one stage: what trains may not depend on what else the factory made."""
+def test_initial_adapters_do_not_depend_on_the_encoder() -> None:
+    """Split training has the losses of one stage, so trained weights may not depend on what else the factory builds."""
     lora = LoraConfig(base_model="dit", target_modules="q,v", rank=4)
     one, split = make(lora, trainable=()), make(lora, trainable=(), task="sft:train")
     assert split.autoencoder is None
@@ -62,12 +62,12 @@ def test_adapters_start_the_same_whether_or_not_the_encoder_is_there() -> None:
         ("tests.modules.modules:no_module", "returned an object of type int; it must return a torch.nn.Module"),
     ],
 )
-def test_a_wrong_factory_is_told_by_what_is_wrong_with_it(factory: str, said: str) -> None:
+def test_a_wrong_factory_is_refused_with_the_reason(factory: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make(factory=factory)
 
 
-def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Path) -> None:
+def test_missing_files_are_reported_before_anything_is_built(tmp_path: Path) -> None:
     lora = LoraConfig(base_model="dit", checkpoint=tmp_path / "a", preset_path=tmp_path / "b", preset_model="dit")
     with pytest.raises(
         ConfigError,
@@ -84,7 +84,7 @@ def test_arguments_that_a_factory_does_not_take_are_named() -> None:
         make(args={"width": 3})
 
 
-def test_an_error_inside_a_users_module_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_inside_a_users_module_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken_training_a.py").write_text("import no_such_library_x\n")
@@ -97,17 +97,18 @@ def test_an_error_inside_a_users_module_is_told_as_that(tmp_path: Path, monkeypa
         import_object("broken_training_b:build")
 
 
-def test_a_module_beside_the_configuration_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     text = "import torch\nclass Own:\n    @staticmethod\n    def build(path, task):\n        return torch.nn.Linear(path, len(task))\n"
     (tmp_path / "train_of_this_test.py").write_text(text)
-    made = call_factory("train_of_this_test:Own.build", {"path": 3}, {"task": "sft"})  # `path` is free for factories
+    # Factories may have a parameter named `path`.
+    made = call_factory("train_of_this_test:Own.build", {"path": 3}, {"task": "sft"})
     assert (made.in_features, made.out_features) == (3, 3)
 
 
-def test_only_what_is_named_trains_and_frozen_bytes_stay(tmp_path: Path) -> None:
-    """Row 21: dotted names; nothing else changes, buffers of frozen norms included."""
+def test_only_named_parameters_train_and_frozen_ones_keep_their_bytes(tmp_path: Path) -> None:
+    """Row 21: dotted names select what trains; nothing else changes, including the buffers of frozen norms."""
     module = make(trainable=("dit.blocks.1", "refiner.0.bias"))
     before = state_of(module)
     modules.train(train_mode(module))
@@ -118,7 +119,7 @@ def test_only_what_is_named_trains_and_frozen_bytes_stay(tmp_path: Path) -> None
     assert changed == wanted
 
 
-def test_without_names_all_but_the_encoders_trains_as_the_factory_left_it() -> None:
+def test_without_names_everything_but_the_encoders_trains() -> None:
     module = make()
     trains = {name.partition(".")[0] for name, p in module.named_parameters() if p.requires_grad}
     assert trains == {"dit", "refiner"}
@@ -126,7 +127,7 @@ def test_without_names_all_but_the_encoders_trains_as_the_factory_left_it() -> N
     assert module.dit.blocks[0].dropout.training
 
 
-def test_train_mode_leaves_what_is_frozen_in_eval_mode() -> None:
+def test_train_mode_leaves_frozen_parts_in_eval_mode() -> None:
     module = make(trainable=("dit.blocks.1",))
     module.train()
     train_mode(module)
@@ -144,18 +145,18 @@ def test_train_mode_leaves_what_is_frozen_in_eval_mode() -> None:
         ({"trainable": ("autoencoder.first",)}, "belongs to an encoder"),
     ],
 )
-def test_names_of_what_trains_that_cannot_be_are_refused(fields: dict[str, Any], said: str) -> None:
+def test_invalid_trainable_names_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make(**fields)
 
 
-def test_a_module_of_which_nothing_trains_has_no_optimizer() -> None:
+def test_a_module_without_trainable_parameters_is_refused() -> None:
     said = r"no parameter is trainable; set model.trainable or .* \(all children: dit, refiner, autoencoder"
     with pytest.raises(ConfigError, match=said):
         build_optimizer(OptimizerConfig(), make(trainable=()))
 
 
-def test_what_trains_is_float32_and_large_frozen_layers_as_asked() -> None:
+def test_trained_parameters_are_float32_and_large_frozen_layers_as_configured() -> None:
     lora = LoraConfig(base_model="dit", target_modules="q")
     module = make(lora, trainable=("refiner",), dtype_of_frozen=torch.bfloat16)
     large = {id(p) for part in module.modules() if isinstance(part, nn.Linear | nn.Conv3d) for p in part.parameters()}
@@ -166,12 +167,12 @@ def test_what_trains_is_float32_and_large_frozen_layers_as_asked() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = module(modules.batch())
         loss.backward()
-        assert torch.equal(loss, as_made(modules.batch()))  # autocast computes with bfloat16 weights anyway
+        assert torch.equal(loss, as_made(modules.batch()))  # autocast computes with bfloat16 weights in either case
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters() if p.requires_grad)
 
 
 def test_full_weights_of_two_models_and_adapters_of_a_third_train_together() -> None:
-    """Row 22."""
+    """Row 22: full weights and adapters train in one module, and nothing else changes."""
     lora = LoraConfig(base_model="dit", target_modules="q,k", rank=2)
     module = make(lora, trainable=("refiner", "dit.head"))
     before = state_of(module)
@@ -197,20 +198,20 @@ def test_full_weights_of_two_models_and_adapters_of_a_third_train_together() -> 
         ("", (), "base_model is ''"),
     ],
 )
-def test_adapters_where_none_can_be_are_refused(base: str, trainable: tuple[str, ...], said: str) -> None:
+def test_adapters_on_invalid_models_are_refused(base: str, trainable: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make(LoraConfig(base_model=base, target_modules="q" if base == "dit" else ""), trainable=trainable)
 
 
-def test_encoding_trains_nothing_and_needs_no_model_but_encoders() -> None:
+def test_encoding_trains_nothing_and_adds_no_adapters() -> None:
     module = make(LoraConfig(base_model="dit", target_modules="q"), task="sft:data_process", trainable=("dit",))
     assert not any(p.requires_grad for p in module.parameters())
     assert not any(part.training for part in module.modules())
     assert not any("lora_" in name for name in module.state_dict())
 
 
-def test_a_meta_module_has_only_what_files_gave_and_the_tables_it_computed(tmp_path: Path) -> None:
-    """Row 42: no memory for weights that files replace."""
+def test_a_meta_module_has_only_weights_from_files_and_computed_tables(tmp_path: Path) -> None:
+    """Row 42: no memory is allocated for weights that files replace."""
     whole = make()
     save_file(whole.dit.state_dict(), tmp_path / "dit.safetensors")
     save_file(whole.refiner.state_dict(), tmp_path / "refiner.safetensors")
@@ -225,8 +226,8 @@ def test_a_meta_module_has_only_what_files_gave_and_the_tables_it_computed(tmp_p
         make(init="meta", paths=paths[1:], task="sft:train")
 
 
-def test_what_a_meta_factory_makes_on_the_cpu_itself_stays(tmp_path: Path) -> None:
-    """An encoder from a package brings its weights along: none of its files are named."""
+def test_weights_that_a_meta_factory_creates_on_the_cpu_are_kept(tmp_path: Path) -> None:
+    """An encoder from a package comes with its weights, so no file is listed for it."""
     factory = "tests.modules.modules:build_with_its_encoder"
     save_file(make().dit.state_dict(), tmp_path / "dit.safetensors")
     save_file(make().refiner.state_dict(), tmp_path / "refiner.safetensors")
@@ -237,8 +238,8 @@ def test_what_a_meta_factory_makes_on_the_cpu_itself_stays(tmp_path: Path) -> No
     assert not any(parameter.is_meta for parameter in module.parameters())
 
 
-def test_all_of_it_together_trains(tmp_path: Path) -> None:
-    """Weights from files, adapters, frozen ones in 8 bits, recomputed blocks, beside a model that trains whole."""
+def test_all_options_work_together(tmp_path: Path) -> None:
+    """Weights from files, adapters, FP8 and checkpointed blocks are combined with a fully trained model."""
     whole = make(seed=1)
     save_file(whole.dit.state_dict(), tmp_path / "dit.safetensors")
     module = make(
@@ -256,7 +257,7 @@ def test_all_of_it_together_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["sft", "sft:data_process"])
-def test_an_encoder_named_by_its_file_is_in_8_bits_where_it_only_encodes_too(tmp_path: Path, task: str) -> None:
+def test_an_encoder_named_by_its_file_is_in_fp8_in_every_task(tmp_path: Path, task: str) -> None:
     path = str(tmp_path / "autoencoder.safetensors")
     save_file(make(seed=1).autoencoder.state_dict(), path)
     by_path = make(task=task, paths=(path,), fp8=(path,))

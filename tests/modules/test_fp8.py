@@ -1,4 +1,4 @@
-"""Frozen weights in 8 bits: how far off, how many bytes, and that all else goes on as before."""
+"""Tests of frozen weights in FP8: their error, their size, and unchanged behavior in all other respects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 )
 @settings(max_examples=60)
 def test_every_weight_is_within_the_bound(seed: int, shape: tuple[int, ...], exponent: int, spread: int) -> None:
-    """Rows of any size, with values of any ratio between them; zeros stay zeros."""
+    """This holds for rows of any size and any dynamic range; zeros stay zeros."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(shape, generator=generator) * 2.0**exponent
     weight = weight * torch.exp2(-spread * torch.rand(shape, generator=generator))
@@ -60,7 +60,7 @@ def test_every_weight_is_within_the_bound(seed: int, shape: tuple[int, ...], exp
 
 @given(place=st.integers(0, 6), value=st.sampled_from([448.0, 447.9, 256.0, 255.9, 224.0, 1.0, 2.0**-40, 0.0]))
 @settings(max_examples=30)
-def test_the_largest_of_a_row_never_overflows(place: int, value: float) -> None:
+def test_the_largest_value_of_a_row_never_overflows(place: int, value: float) -> None:
     weight = torch.full((2, 7), value / 3)
     weight[0, place] = -value
     back = fp8.dequantize(*fp8.quantize(weight), torch.float32)
@@ -68,8 +68,8 @@ def test_the_largest_of_a_row_never_overflows(place: int, value: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_outputs_and_loss_stay_within_the_bounds_that_we_state(dtype: torch.dtype) -> None:
-    """Row 18: 3 % of a layer's output, 8 % of a model's (norms of differences), 0.5 % of the loss."""
+def test_outputs_and_loss_stay_within_the_documented_bounds(dtype: torch.dtype) -> None:
+    """Row 18: 3 % of a layer's output, 8 % of a model's output (norms of differences), and 0.5 % of the loss."""
     for seed in range(3):
         module, stored = frozen(seed, dim=64), frozen(seed, dim=64)
         fp8.store(stored, ["dit", "autoencoder"])
@@ -91,7 +91,7 @@ def test_bytes_are_half_of_bfloat16() -> None:
     half = half.requires_grad_(False).to(torch.bfloat16)
     before, count = linear_bytes(half), total(summarize(half)).num_parameters
     assert list(fp8.store(half, ["m"])) == ["m.0", "m.1", "m.2"]
-    # Besides the half, four bytes for each of 256 outputs.
+    # Half of the bytes, plus a scale of four bytes for each of 256 outputs.
     assert linear_bytes(half) == before // 2 + 3 * 4 * 256
     assert total(summarize(half)).num_parameters == count
     assert summarize(half)[0].dtypes == ("float8_e4m3fn",)
@@ -127,8 +127,8 @@ def test_outputs_and_gradients_are_those_of_the_rounded_weights(layer: nn.Module
     assert holder["layer"](x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_nothing_of_a_weight_is_kept_for_the_way_back() -> None:
-    """Else the cast weights of all layers would be there at once, twice what was saved."""
+def test_no_cast_weight_is_stored_for_backward() -> None:
+    """Otherwise, the cast weights of all layers would exist at once, twice the memory that FP8 saves."""
     holder = nn.ModuleDict({"m": nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))}).requires_grad_(False)
     fp8.store(holder, ["m"])
     kept: list[int] = []
@@ -137,8 +137,8 @@ def test_nothing_of_a_weight_is_kept_for_the_way_back() -> None:
     assert kept == []
 
 
-def test_adapters_on_8_bits_train_and_the_stored_bytes_stay() -> None:
-    """Their gradients are those on the rounded weights."""
+def test_adapters_on_fp8_train_and_the_stored_bytes_do_not_change() -> None:
+    """The adapters have the gradients that they would have on the rounded weights."""
 
     def made(rounds: bool) -> nn.Module:
         module = frozen()
@@ -180,14 +180,14 @@ def test_a_stored_layer_survives_casts_and_copies() -> None:
     assert torch.equal(output(again), output(module))
 
 
-def test_weights_that_two_layers_share_stay_as_they_are() -> None:
+def test_weights_that_two_layers_share_are_unchanged() -> None:
     holder = modules.Pair().requires_grad_(False)
     with pytest.raises(ConfigError, match="'tied', which has no linear or convolution layer"):
         fp8.store(holder, ["tied"])
     assert holder.tied.head.weight is holder.tied.embed.weight
 
 
-def test_what_trains_and_what_is_not_there_is_refused() -> None:
+def test_trainable_and_unknown_models_are_refused() -> None:
     module = frozen()
     module.dit.head.bias.requires_grad_(True)
     with pytest.raises(ConfigError, match=r"fp8 contains 'dit', but dit.head.bias is trainable; only frozen weights"):
@@ -204,8 +204,8 @@ def test_what_trains_and_what_is_not_there_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_ranks_that_share_or_spread_weights_take_8_bits_adapters_and_recomputed_blocks(how: str) -> None:
-    """Two processes: the gradients of one. FSDP's first version takes no two dtypes; its second, tried here, does."""
+def test_ddp_and_fsdp_work_with_fp8_adapters_and_checkpointed_blocks(how: str) -> None:
+    """Two processes have the gradients of one. FSDP1 does not accept two dtypes; FSDP2, used here, does."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.modules.spread", how]
     done = run_command([sys.executable, *launch])
     assert done.stdout.count("the same gradients") == 2
@@ -213,7 +213,7 @@ def test_ranks_that_share_or_spread_weights_take_8_bits_adapters_and_recomputed_
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-def test_8_bits_on_the_device_are_those_of_the_host() -> None:
+def test_fp8_on_a_gpu_matches_fp8_on_the_cpu() -> None:
     module = frozen(dim=64)
     fp8.store(module, ["dit", "autoencoder"])
     batch = {name: tensor.cuda() for name, tensor in modules.batch().items()}

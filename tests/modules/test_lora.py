@@ -1,4 +1,4 @@
-"""Adapters: which layers, what they compute, and that files of them are what plain peft writes and reads."""
+"""Tests of adapters: the choice of layers, their computation, and files that plain peft can write and read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGETS = ("q", "k", "v", "o", "ffn.0", "ffn.2")
 
 
 def adapted(seed: int = 0, trained: bool = True, dim: int = 16, **fields: object) -> nn.Module:
-    """A training module whose denoiser has adapters, that do something if `trained`."""
+    """Build a training module with adapters on its denoiser; they change its output if `trained`."""
     torch.manual_seed(seed)
     module = modules.build(dim=dim, task="sft:train")
     config = LoraConfig(**{"base_model": "dit", "target_modules": TARGETS, "rank": 4, **fields})
@@ -38,14 +38,14 @@ def adapted(seed: int = 0, trained: bool = True, dim: int = 16, **fields: object
 
 
 def save(module: nn.Module, path: Path, lora_format: LoraFormat = "diffusers") -> Path:
-    """Write the adapters to `path`, or as a folder beside it for peft; return the file that holds the tensors."""
+    """Write the adapters to `path`, or for peft to a folder next to it; return the file that holds the tensors."""
     (file,) = [file for file in saving.files(module, saving.changing(module), lora_format) if file.metadata]
     saving.write(file, path.with_suffix(""))
     return path.with_suffix("") / "adapter_model.safetensors" if lora_format == "peft" else path
 
 
 def unadapted(seed: int) -> nn.Module:
-    """The denoiser of `adapted(seed)` without its adapters."""
+    """Return the denoiser of `adapted(seed)` without its adapters."""
     torch.manual_seed(seed)
     denoiser: nn.Module = modules.build(task="sft:train").dit
     return denoiser
@@ -58,7 +58,7 @@ def output(module: nn.Module) -> Tensor:
 
 
 def test_base_and_adapter_equal_the_merged_weights() -> None:
-    """Row 29; alpha is not the rank here, so that the scale counts."""
+    """Row 29; alpha differs from the rank, so that the scale matters."""
     module = adapted(alpha=6.0)
     plain = modules.build(task="sft:train")
     own = module.dit.state_dict()
@@ -74,8 +74,8 @@ def test_base_and_adapter_equal_the_merged_weights() -> None:
     assert not torch.allclose(output(module), output(adapted(trained=False)), atol=1e-3)
 
 
-def test_a_preset_fused_equals_base_and_adapter(tmp_path: Path) -> None:
-    """Row 32."""
+def test_a_fused_preset_equals_base_and_adapter(tmp_path: Path) -> None:
+    """Row 32: a fused preset changes only the target layers."""
     module = adapted(alpha=6.0)
     path = save(module, tmp_path / "preset.safetensors")
     torch.manual_seed(0)
@@ -121,7 +121,7 @@ def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path, state: dict[str, 
 
 @pytest.mark.parametrize("targets", ["q,v", "head", "ffn.0,embed"])
 def test_a_saved_folder_loads_in_peft(tmp_path: Path, targets: str) -> None:
-    """Warnings are errors here, so that peft finds every adapter and its weights. "head" is not a suffix of others."""
+    """Warnings are errors, so peft finds every adapter and its weights. "head" is not the suffix of any other layer."""
     import peft
 
     module = adapted(alpha=6.0, target_modules=targets)
@@ -136,13 +136,13 @@ def test_a_saved_folder_loads_in_peft(tmp_path: Path, targets: str) -> None:
         assert torch.equal(theirs(batch["latents"], batch["times"]), output(module))
     names = {name for name, _ in theirs.base_model.model.named_parameters() if is_adapter(name)}
     assert names == {name for name, _ in module.dit.named_parameters() if is_adapter(name)}
-    assert save(module, tmp_path / "lora.safetensors", "peft").parent == folder  # in place of the one before
+    assert save(module, tmp_path / "lora.safetensors", "peft").parent == folder  # replaces the previous folder
 
 
 @pytest.mark.parametrize("prefix", ["", "dit.", "pipe.dit.", "base_model.model."])
 @pytest.mark.parametrize("middle", [".", ".default."])
-def test_a_checkpoint_is_taken_in_all_forms_of_its_keys(tmp_path: Path, prefix: str, middle: str) -> None:
-    """Row 31."""
+def test_a_checkpoint_is_accepted_with_all_forms_of_its_keys(tmp_path: Path, prefix: str, middle: str) -> None:
+    """Row 31: a checkpoint may have any of the usual prefixes, and `.default` in its keys."""
     module = adapted(target_modules="q,v")
     state = lora.adapter_state(saving.changing(module), lora.bases_of(module)[0])
     renamed = {prefix + name.replace(".weight", f"{middle}weight"): tensor for name, tensor in state.items()}
@@ -170,8 +170,8 @@ def test_every_format_is_read_with_its_scale(tmp_path: Path, lora_format: LoraFo
 
 
 @pytest.mark.parametrize("alpha", [None, 16.0])
-def test_diffusers_loads_what_is_saved_at_its_scale(tmp_path: Path, alpha: float | None) -> None:
-    """The file as its pipelines load it; a file that loads nothing would be only a warning there."""
+def test_diffusers_loads_saved_adapters_with_their_scale(tmp_path: Path, alpha: float | None) -> None:
+    """The file is loaded as by the pipelines; there, a file without matching layers causes only a warning."""
     holder = nn.ModuleDict({"dit": wan()})
     config = LoraConfig(base_model="dit", target_modules="to_q,to_v,ffn.net.2", rank=8, alpha=alpha)
     lora.inject(holder, config)
@@ -187,7 +187,7 @@ def test_diffusers_loads_what_is_saved_at_its_scale(tmp_path: Path, alpha: float
 
 
 def test_adapters_of_the_second_expert_load_into_it(tmp_path: Path) -> None:
-    """Wan 2.2 A14B: the pipeline routes a file to its second transformer by an argument, not by the prefix of keys."""
+    """For Wan 2.2 A14B, an argument and not the prefix of the keys selects the pipeline's second transformer."""
     from diffusers import UniPCMultistepScheduler, WanPipeline
 
     holder = nn.ModuleDict({"transformer": wan(), "transformer_2": wan()})
@@ -207,7 +207,7 @@ def test_adapters_of_the_second_expert_load_into_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alpha", [8.0, 16.0])
-def test_what_diffusers_saves_is_read_at_its_scale(tmp_path: Path, alpha: float) -> None:
+def test_adapters_saved_by_diffusers_are_read_with_their_scale(tmp_path: Path, alpha: float) -> None:
     import peft
     from diffusers import WanPipeline
     from peft.utils import get_peft_model_state_dict
@@ -247,7 +247,7 @@ def test_alpha_of_a_peft_folder_and_of_single_layers_is_read(tmp_path: Path) -> 
 
 
 def test_a_pattern_of_alphas_applies_as_in_peft(tmp_path: Path) -> None:
-    """An alpha of 0 too, and a pattern matches only whole components of a name."""
+    """An alpha may be 0, and a pattern matches only whole components of a name."""
     import peft
 
     def block() -> nn.ModuleDict:
@@ -298,7 +298,7 @@ def test_each_component_of_a_file_has_its_own_alpha(tmp_path: Path, component: s
 
 @pytest.mark.parametrize(("stated", "alpha"), [("2.0", 2.0), ("0", 4.0), ("None", 4.0)])
 def test_alpha_of_the_header_of_kohya_is_read(tmp_path: Path, stated: str, alpha: float) -> None:
-    """In the trainers of kohya, 0 means the rank. None is what they write if no alpha was given."""
+    """In kohya's trainers, 0 means the rank; they write None if no alpha was given."""
     module = adapted(alpha=alpha, target_modules="q,v")
     state = {
         f"diffusion_model.{name}".replace("lora_A", "lora_down").replace("lora_B", "lora_up"): tensor
@@ -317,7 +317,7 @@ def test_alpha_of_the_header_of_kohya_is_read(tmp_path: Path, stated: str, alpha
 
 @pytest.mark.parametrize("prefix", ["lora_unet_", "lora_transformer_"])
 def test_underscores_of_kohya_are_the_dots_of_the_model(tmp_path: Path, prefix: str) -> None:
-    """The form of kohya's trainers and musubi-tuner: lora_unet_blocks_0_ffn_2.lora_down.weight and .alpha."""
+    """Kohya's trainers and musubi-tuner write keys like lora_unet_blocks_0_ffn_2.lora_down.weight and .alpha."""
     module = adapted(alpha=2.0)
     state = {}
     for name, tensor in lora.adapter_state(saving.changing(module), lora.bases_of(module)[0]).items():
@@ -362,8 +362,8 @@ def test_a_checkpoint_of_other_layers_rank_or_alpha_is_refused(tmp_path: Path) -
         ("regex:blocks\\.1\\.attention\\.[qk]", ["blocks.1.attention.q", "blocks.1.attention.k"]),
     ],
 )
-def test_layers_are_named_by_their_ends_or_an_expression(wanted: str | tuple[str, ...], layers: list[str]) -> None:
-    """A single name is one too, where peft would take it for an expression."""
+def test_layers_are_named_by_suffix_or_regular_expression(wanted: str | tuple[str, ...], layers: list[str]) -> None:
+    """A single name is also a suffix, where peft would treat it as a regular expression."""
     base = modules.build().dit
     assert list(lora.choose_targets(base, wanted)) == layers
 
@@ -378,7 +378,7 @@ def test_layers_are_named_by_their_ends_or_an_expression(wanted: str | tuple[str
         ("ffn", r"matches blocks.0.ffn \(Sequential\), blocks.1.ffn \(Sequential\)"),
     ],
 )
-def test_names_of_no_layer_are_refused(wanted: str, said: str) -> None:
+def test_names_that_match_no_layer_are_refused(wanted: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         lora.choose_targets(modules.build().dit, wanted)
 
@@ -389,8 +389,8 @@ def test_layers_that_attention_uses_without_their_forward_are_refused() -> None:
         lora.choose_targets(layer, "out_proj")
 
 
-def test_layers_are_chosen_by_size_within_blocks_and_the_choice_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Row 30."""
+def test_layers_are_chosen_by_size_within_blocks_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Row 30: without target_modules, large linear layers within blocks are chosen, and the log lists them."""
     small = modules.build(dim=16, depth=2).dit
     inside = [name for name, part in small.named_modules() if isinstance(part, nn.Linear) and "blocks." in name]
     assert list(lora.choose_targets(small, "")) == inside
@@ -409,7 +409,7 @@ def test_layers_are_chosen_by_size_within_blocks_and_the_choice_is_told(caplog: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adapters_are_float32_and_start_as_nothing(dtype: torch.dtype) -> None:
+def test_adapters_are_float32_and_have_no_initial_effect(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     module = modules.build(task="sft:train").to(dtype)
     batch = {name: tensor.to(dtype) for name, tensor in modules.batch().items()}

@@ -1,4 +1,4 @@
-"""The table at the start of a run."""
+"""Tests of the table at the start of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_model_has_a_row_with_its_true_numbers() -> None:
     assert total(found).num_trainable == sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def test_a_shared_weight_counts_once_and_8_bits_as_what_they_stand_for() -> None:
+def test_shared_weights_count_once_and_fp8_weights_as_parameters() -> None:
     pair = modules.Pair().requires_grad_(False)
     fp8.store(pair, ["teacher"])
     rows = {row.name: row for row in summarize(pair)}
@@ -40,7 +40,7 @@ def test_a_shared_weight_counts_once_and_8_bits_as_what_they_stand_for() -> None
     assert rows["teacher"].num_bytes == 2 * (16 + 4 * 4 + 4 * 4)
 
 
-def test_the_table_is_for_people() -> None:
+def test_the_table_is_readable() -> None:
     text = format_table(summarize(modules.build(dim=64)))
     lines = text.splitlines()
     assert lines[0].split() == ["model", "class", "parameters", "trainable", "bytes", "dtype"]

@@ -1,4 +1,5 @@
-"""Weight files: found and proved before anything loads, given to the model that they fit, and written to be read again."""
+"""Tests of weight files: verified before loading, assigned to the models that they fit, and saved to be loaded
+again."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def made(seed: int, **arguments: Any) -> nn.Module:
 
 
 def shards(state: State, folder: Path, count: int) -> list[str]:
-    """The tensors spread over `count` files."""
+    """Write the tensors to `count` files and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for place in range(count):
@@ -59,7 +60,7 @@ def load(module: nn.Module, may_lack: tuple[str, ...] | None = (), **fields: Any
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_a_weight_file_with_a_hostile_header_is_refused(tmp_path: Path, data: bytes) -> None:
-    """SAFE-1: or its tensors are of the bytes that it has."""
+    """SAFE-1: the file is refused, or its tensors take no more bytes than the file has."""
     path = tmp_path / "weights.safetensors"
     path.write_bytes(data)
     try:
@@ -70,8 +71,8 @@ def test_a_weight_file_with_a_hostile_header_is_refused(tmp_path: Path, data: by
         assert sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) <= len(data)
 
 
-def test_files_go_to_the_children_that_they_fit_shards_and_pickles_too(tmp_path: Path) -> None:
-    """Row 14: nested lists; the rest of the module stays as it was made."""
+def test_files_including_shards_and_pickles_load_into_the_children_that_they_fit(tmp_path: Path) -> None:
+    """Row 14: nested lists are shards of one model; other parts of the module keep their initial weights."""
     source, module = made(1), made(2)
     torch.save(source.autoencoder.state_dict(), tmp_path / "vae.pth")
     dit = shards(source.dit.state_dict(), tmp_path / "dit", 3)
@@ -97,14 +98,14 @@ def test_keys_may_have_a_prefix(tmp_path: Path, prefix: str) -> None:
     assert not differing(again.refiner.state_dict(), made(3).refiner.state_dict())
 
 
-def test_a_file_may_be_of_the_whole_module(tmp_path: Path) -> None:
+def test_a_file_may_contain_the_whole_module(tmp_path: Path) -> None:
     source, module = made(1), made(2)
     torch.save({"state_dict": source.state_dict(), "step": 3}, tmp_path / "all.ckpt")
     assert load(module, paths=(str(tmp_path / "all.ckpt"),)) == {str(tmp_path / "all.ckpt"): ""}
     assert not differing(module.state_dict(), source.state_dict())
 
 
-def test_all_that_is_wrong_with_paths_is_told_before_anything_loads(tmp_path: Path) -> None:
+def test_all_mistakes_in_paths_are_reported_before_anything_loads(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty.pth").touch()
     save_file(made(0).dit.state_dict(), tmp_path / "whole.safetensors")
@@ -129,7 +130,7 @@ def test_all_that_is_wrong_with_paths_is_told_before_anything_loads(tmp_path: Pa
 def test_globs_below_a_root_are_one_model_each_and_mix_with_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows 15 and 16; the root is the field's, else the environment's, else ./models."""
+    """Rows 15 and 16; the root comes from the field, an environment variable, or ./models, in this order."""
     source = made(1)
     for root in ("field", "streamvid", "diffsynth", "models"):
         shards(source.dit.state_dict(), tmp_path / root / "org" / "video:1.3B", 2)
@@ -154,7 +155,7 @@ def test_globs_below_a_root_are_one_model_each_and_mix_with_paths(
     assert not differing(module.dit.state_dict(), source.dit.state_dict())
 
 
-def test_a_model_that_is_named_twice_counts_once_and_the_first_wins(
+def test_a_model_that_is_listed_twice_loads_the_first_entry_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, module = made(1), made(2), made(3)
@@ -168,7 +169,7 @@ def test_a_model_that_is_named_twice_counts_once_and_the_first_wins(
     assert f"dit already has weights from {a}; ignored {b}" in caplog.text
 
 
-def test_keys_that_are_missing_or_unexpected_are_fatal_and_told_unless_allowed(tmp_path: Path) -> None:
+def test_missing_and_unexpected_keys_are_errors_unless_allowed(tmp_path: Path) -> None:
     state = made(1).dit.state_dict()
     del state["head.bias"]
     state |= {f"extra.{number}": torch.zeros(1) for number in range(8)}
@@ -188,7 +189,7 @@ def test_keys_that_are_missing_or_unexpected_are_fatal_and_told_unless_allowed(t
     assert differing(module.dit.state_dict(), made(1).dit.state_dict()) == {"head.bias"}
 
 
-def test_shards_that_are_listed_as_models_are_told_to_belong_together(tmp_path: Path) -> None:
+def test_shards_listed_as_models_are_refused_with_the_remedy(tmp_path: Path) -> None:
     paths = shards(made(1).dit.state_dict(), tmp_path, 2)
     with pytest.raises(ConfigError, match="if this file is one of several shards, put them into one list"):
         load(made(2), paths=tuple(paths))
@@ -227,7 +228,7 @@ def test_a_file_that_fits_two_models_needs_a_name_or_its_models_prefix(tmp_path:
 
 
 @pytest.mark.parametrize("on_meta", [False, True])
-def test_a_shared_weight_needs_to_be_in_the_file_once_and_stays_shared(tmp_path: Path, on_meta: bool) -> None:
+def test_a_shared_weight_is_stored_once_and_stays_shared(tmp_path: Path, on_meta: bool) -> None:
     torch.manual_seed(0)
     source = modules.Pair()
     save_file({"embed.weight": source.tied.embed.weight.detach()}, tmp_path / "a.safetensors")
@@ -237,15 +238,15 @@ def test_a_shared_weight_needs_to_be_in_the_file_once_and_stays_shared(tmp_path:
         module.tied.embed.weight = module.tied.head.weight = empty
     load(module, paths={"tied": str(tmp_path / "a.safetensors")})
     assert module.tied.head.weight is module.tied.embed.weight
-    # What has loaded is a copy: the file may change while the run lasts.
+    # Loaded weights are copies, so the file may change during the run.
     with (tmp_path / "a.safetensors").open("r+b") as file:
         file.seek(-7 * 5 * 4, os.SEEK_END)
         file.write(bytes(7 * 5 * 4))
     assert torch.equal(module.tied.head.weight, source.tied.embed.weight)
 
 
-def test_files_of_encoders_that_a_task_does_without_are_skipped(tmp_path: Path) -> None:
-    """Row 37: they have to be there, but nothing of them loads."""
+def test_files_of_unused_encoders_are_skipped(tmp_path: Path) -> None:
+    """Row 37: the files must exist, but they are not loaded."""
     source, module = made(1), made(2, task="sft:train")
     save_file(source.autoencoder.state_dict(), tmp_path / "vae.safetensors")
     save_file(source.dit.state_dict(), tmp_path / "dit.safetensors")
@@ -260,7 +261,7 @@ def test_files_of_encoders_that_a_task_does_without_are_skipped(tmp_path: Path) 
 
 
 class Hostile:
-    """What a pickle can hold: a call of any function, made as it is read."""
+    """A pickle that calls a function while it is read."""
 
     def __init__(self, proof: Path) -> None:
         self.proof = proof
@@ -280,7 +281,7 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     assert not proof.exists()
 
 
-def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
+def test_files_without_a_state_dict_are_refused(tmp_path: Path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     torch.save({"weight": torch.zeros(1), "step": 3}, tmp_path / "mixed.pth")
     (tmp_path / "noise.pth").write_bytes(bytes(range(256)) * 4)
@@ -294,14 +295,14 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_zip", [False, True])
-def test_a_pickle_with_the_name_of_a_safetensors_file_is_called_a_pickle(tmp_path: Path, is_zip: bool) -> None:
+def test_a_pickle_named_safetensors_is_reported_as_a_pickle(tmp_path: Path, is_zip: bool) -> None:
     path = tmp_path / "lora.safetensors"
     torch.save({"weight": torch.zeros(1)}, path, _use_new_zipfile_serialization=is_zip)
     with pytest.raises(ConfigError, match=r"lora\.safetensors is a pickle.*; convert its tensors to safetensors"):
         load(made(0), paths=(str(path),))
 
 
-def test_fingerprints_are_of_the_bytes_and_not_of_the_place(tmp_path: Path) -> None:
+def test_fingerprints_depend_on_the_bytes_and_not_on_the_folder(tmp_path: Path) -> None:
     rows = []
     for place in ("one", "two"):
         paths = shards(made(1).dit.state_dict(), tmp_path / place, 2)
@@ -314,7 +315,7 @@ def test_fingerprints_are_of_the_bytes_and_not_of_the_place(tmp_path: Path) -> N
 
 @given(trainable=st.sets(st.sampled_from(["dit", "dit.blocks.1", "dit.head", "refiner", "autoencoder"]), min_size=1))
 @settings(max_examples=15)
-def test_what_is_saved_is_what_trains_and_loads_again(trainable: set[str]) -> None:
+def test_trained_parameters_are_saved_and_load_again(trainable: set[str]) -> None:
     module, other = made(1), made(2)
     module.requires_grad_(False)
     for name in trainable:
@@ -330,8 +331,8 @@ def test_what_is_saved_is_what_trains_and_loads_again(trainable: set[str]) -> No
     assert not differing(saved, other.state_dict())
 
 
-def test_a_saved_model_with_buffers_is_a_whole_weight_file(tmp_path: Path) -> None:
-    """What a norm has seen is of its training too; without it the file would lack keys."""
+def test_a_saved_model_with_buffers_is_a_complete_weight_file(tmp_path: Path) -> None:
+    """The statistics of a norm are saved too; without them, the file would lack keys."""
     module, again = made(1), made(2)
     module.requires_grad_(False)
     module.autoencoder.requires_grad_(True)
@@ -342,7 +343,7 @@ def test_a_saved_model_with_buffers_is_a_whole_weight_file(tmp_path: Path) -> No
     assert not differing(again.autoencoder.state_dict(), module.autoencoder.state_dict())
 
 
-def test_adapters_have_a_file_of_their_own_with_rank_and_alpha(tmp_path: Path) -> None:
+def test_adapters_have_a_separate_file_with_rank_and_alpha(tmp_path: Path) -> None:
     module = made(1)
     module.requires_grad_(False)
     module.refiner.requires_grad_(True)
@@ -369,7 +370,7 @@ def test_gathered_tensors_take_the_place_of_the_modules(tmp_path: Path) -> None:
             assert torch.equal(tensor, doubled.get(name, module.state_dict()[name]))
 
 
-def test_a_prefix_is_cut_where_it_stands_and_never_makes_two_names_one() -> None:
+def test_a_prefix_is_removed_only_at_the_start_and_never_merges_names() -> None:
     state = {"pipe.dit.a": torch.zeros(1), "refiner.pipe.dit.b": torch.ones(1)}
     assert saving.remove_prefix(state, "pipe.dit.").keys() == {"a", "refiner.pipe.dit.b"}
     assert saving.remove_prefix(state, "").keys() == state.keys()
@@ -380,7 +381,7 @@ def test_a_prefix_is_cut_where_it_stands_and_never_makes_two_names_one() -> None
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """As much of a model hub as a download needs: the list of a repository's files, and each."""
+    """The parts of a model hub that a download needs: a repository's list of files, and the files."""
 
     protocol_version = "HTTP/1.1"
     files: dict[str, bytes]
@@ -450,9 +451,9 @@ resolve("org/gone", True)
 """
 
 
-def test_a_hub_is_asked_only_where_that_is_on_and_not_switched_off(tmp_path: Path, hub: str) -> None:
-    """Row 15: what matches is fetched below the root, and found there without the hub later."""
-    # In a process of its own, since the hub's library reads its address once.
+def test_a_hub_is_used_only_if_downloads_are_enabled(tmp_path: Path, hub: str) -> None:
+    """Row 15: matching files are downloaded below the root, and later found there without the hub."""
+    # Run in a separate process, because the hub's library reads its address only once.
     own = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
     done = run_python(RESOLVE, tmp_path, env={**os.environ, **own})
     said = done.stdout.splitlines()
@@ -463,7 +464,7 @@ def test_a_hub_is_asked_only_where_that_is_on_and_not_switched_off(tmp_path: Pat
     assert not (tmp_path / "org" / "model" / "README.md").exists()
 
 
-def test_a_trained_file_is_the_same_after_a_round_through_safetensors(tmp_path: Path) -> None:
+def test_a_trained_file_is_restored_from_safetensors(tmp_path: Path) -> None:
     module = made(1)
     module.autoencoder.requires_grad_(False)
     for file in saving.files(module, saving.changing(module)):

@@ -1,4 +1,4 @@
-"""A tiny transformer of Wan, and what it returns for fixed inputs."""
+"""A tiny Wan transformer, and its output for fixed inputs."""
 
 from __future__ import annotations
 

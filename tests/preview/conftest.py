@@ -1,4 +1,4 @@
-"""Servers of the preview, each a process of its own, and what they answer."""
+"""Preview servers in separate processes, and their answers."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Answer:
 
     @property
     def samples(self) -> list[str]:
-        """Paths of the samples that the page shows, in order."""
+        """Return the paths of the samples on the page, in order."""
         found = re.findall(r'class="picture" href="([^"?]+)', self.body.decode())
         return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
 class PreviewServer:
-    """A running server. address: what the command printed. pid: its process."""
+    """A running server. address: the link that the command printed. pid: its process."""
 
     address: str
     pid: int
@@ -62,7 +62,7 @@ class PreviewServer:
         return f"{parts.scheme}://{parts.netloc}"
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """One request, without following redirects. headers: with `_` for `-`."""
+        """Send one request without following redirects. headers: names have `_` in place of `-`."""
         connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=60)
         try:
             connection.request(method, path, headers={name.replace("_", "-"): v for name, v in headers.items()})
@@ -77,7 +77,7 @@ Serve = Callable[..., PreviewServer]
 
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """serve(dataset, *flags) ─► a server that ends with the session."""
+    """A function, serve(dataset, *flags), that starts a server; all servers end with the session."""
     running: list[tuple[subprocess.Popen[bytes], Path]] = []
 
     def start(dataset: object, *flags: object) -> PreviewServer:
@@ -95,19 +95,21 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     for process, log in running:
         children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130 and "Traceback" not in log.read_text(), "STOP-1: Ctrl-C is the usual end"
+        assert process.wait(20) == 130 and "Traceback" not in log.read_text(), (
+            "STOP-1: Ctrl-C must end the server without a traceback"
+        )
         assert wait_for_end(children) == [], "STOP-1: a decode process outlives the server"
 
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run that `demo` shows, which tests fill."""
+    """The folder of the run that `demo` shows; tests fill it."""
     return tmp_path_factory.mktemp("run")
 
 
 @pytest.fixture(scope="session")
 def demo(serve: Serve, sharded: Sharded, run_folder: Path) -> PreviewServer:
-    """The preview of the corpus' dataset, and of a run."""
+    """The preview of the corpus dataset and of a run."""
     return serve(sharded.root, "--run", run_folder)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the preview, whose figure for memory holds for any number of rows."""
+"""Tests of the preview's benchmark: its memory figure holds for any number of rows."""
 
 from __future__ import annotations
 

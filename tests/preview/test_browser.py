@@ -1,4 +1,4 @@
-"""The preview and the report in headless Chromium."""
+"""Tests of the preview and the report in headless Chromium."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.preview.conftest import PreviewServer, Serve
 
 BUCKET = "256px-17f-16x9"
 HOSTILE = "\"'><img src=x onerror=window.hacked=1><script>window.hacked=1</script>{{7*7}}\u202e\x1b[31m"
-# Sum of the scores of all layout shifts; 0.1 is already visible.
+# Sum of all layout shift scores; 0.1 is already visible.
 SHIFTS = """new Promise(done => new PerformanceObserver(list =>
     done(list.getEntries().reduce((sum, one) => sum + one.value, 0))).observe({type: "layout-shift", buffered: true})
     || setTimeout(() => done(0), 300))"""
@@ -35,14 +35,14 @@ def browser() -> Iterator[Browser]:
         reason = "no chromium: apt-get install --no-install-recommends chromium"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     with sync_playwright() as playwright:
-        # Chromium's own sandbox does not work as root, as in CI's container.
+        # Chromium's sandbox does not work as root, which the CI container uses.
         running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield running
         running.close()
 
 
 class Watch:
-    """Page of a browser whose errors, and whose requests to other places than `base`, are kept."""
+    """A browser page that records errors, and requests to anything but `base`."""
 
     def __init__(self, browser: Browser, base: str, **options: Any) -> None:
         self.base, self.wrong = base, list[str]()
@@ -67,7 +67,7 @@ class Watch:
 def test_every_page_fits_and_is_quiet(
     browser: Browser, demo: PreviewServer, width: int, scheme: Any, tmp_path: Path
 ) -> None:
-    """No error, no request to another host, no sideways scrolling, no layout shift, and a name for every control."""
+    """Pages have no errors, requests to other hosts, horizontal scrolling, layout shifts or unnamed controls."""
     watch = Watch(browser, demo.base, viewport={"width": width, "height": 900}, color_scheme=scheme)
     sample = demo.get(f"/samples?bucket={BUCKET}").samples[0]
     for path in ("/", f"/samples?bucket={BUCKET}&sort=fps", f"{sample}?spatial=random_crop", "/step?ranks=2"):
@@ -126,7 +126,7 @@ def test_keys_scrolling_and_playing(browser: Browser, demo: PreviewServer) -> No
     assert 0 < page.locator(".card").count() < 24
     page.locator(".picture").first.click()
     page.wait_for_selector(".player")
-    page.wait_for_load_state()  # the script that reads keys has run
+    page.wait_for_load_state()  # the script that handles keys has run
     page.keyboard.press("ArrowRight")
     assert page.locator(".at").inner_text().startswith("2 / ")
     page.keyboard.press("ArrowLeft")
@@ -141,7 +141,7 @@ def test_keys_scrolling_and_playing(browser: Browser, demo: PreviewServer) -> No
 
 
 def test_hostile_names_and_captions_are_text(browser: Browser, serve: Serve, tmp_path: Path) -> None:
-    """SAFE-1: in keys, captions, columns and rejections, on every page and in the report."""
+    """SAFE-1: keys, captions, columns and rejections are shown as text on every page and in the report."""
     clip = replace(ROW.clip, num_bytes=3)
     rows = [replace(ROW, key=HOSTILE, text=HOSTILE, clip=clip, columns={HOSTILE: HOSTILE})]
     rows[0] = replace(rows[0], source=replace(ROW.source, name=HOSTILE))

@@ -1,4 +1,4 @@
-"""The commands that print and write single samples, distributions, reports and plans."""
+"""Tests of the commands that print or write single samples, distributions, reports and plans."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_stats_print_distributions(sharded: Sharded) -> None:
     assert f"{min(fps):.4g}" in line.split() and f"{max(fps):.4g}" in line.split() and "█" in line
 
 
-def test_an_index_cannot_name_files_outside(tmp_path: Path) -> None:
-    """SAFE-1: neither by a key nor by an extension."""
+def test_extract_writes_no_file_outside_its_folder(tmp_path: Path) -> None:
+    """SAFE-1: neither a key nor an extension can lead outside the output folder."""
     rows = [replace(ROW, key="../../evil", clip=replace(ROW.clip, extension="/../../evil"))]
     tar = tar_bytes([("a-0", {"mp4": b"clp", "txt": b"words"})])
     seal_parts(tmp_path / "ds", BUCKETS[:1], [Part(BUCKETS[0], 0, tar, rows)], {})
@@ -55,8 +55,8 @@ def test_extract_explains_wrong_views(sharded: Sharded, tmp_path: Path) -> None:
     assert tree_of(tmp_path) == {}
 
 
-def test_a_view_leaves_a_bucket_empty(tmp_path: Path) -> None:
-    """A sample is delivered as without the view, and a key outside of the view is refused."""
+def test_a_view_that_leaves_a_bucket_empty(tmp_path: Path) -> None:
+    """Samples of a view are delivered as without the view, and keys outside the view are refused."""
     root = tmp_path / "ds"
     shutil.copytree(FROZEN / "native", root)
     rows = streamvid.open_dataset(root).samples_table().to_pylist()

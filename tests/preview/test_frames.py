@@ -1,4 +1,4 @@
-"""The frames that the preview shows are those of the loader, bit for bit."""
+"""Tests that the frames in the preview are bit-identical to those of the loader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VIEWS: dict[str, dict[str, Any]] = {
 
 
 def delivered(root: Path, visit: int, view: dict[str, Any], **options: Any) -> dict[str, streamvid.Batch]:
-    """Batches of one sample each that a loader of everything hands over in epoch `visit`, by key."""
+    """Return the batches, of one sample each, that a loader of all samples delivers in epoch `visit`, by key."""
     settings = {"shuffle": "none", "tail": "uneven", "output": {"layout": "BTHWC", "pixels": "rgb24"}, "view": view}
     with open_loader(root, **settings | options) as loader:
         loader.set_epoch(visit)
@@ -53,7 +53,7 @@ def deliverer(sharded: Sharded) -> Iterator[Deliverer]:
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_frames_of_copied_clips_equal_those_of_the_loader(sharded: Sharded, deliverer: Deliverer, name: str) -> None:
-    """SAMPLE-1: of all modes, any container and any visit."""
+    """SAMPLE-1: frames are equal in all modes, for any container and visit."""
     view, dataset = VIEWS[name], streamvid.open_dataset(sharded.root)
     expected = delivered(sharded.root, 3, view, seed=7, where=None if name == "plain" else "source_width < 400")
     assert len(expected) > 5
@@ -85,7 +85,7 @@ def test_frames_and_conditioning_inputs_equal_those_of_the_loader(roots: dict[st
         deliverer.close()
 
 
-def test_a_picture_of_the_page_is_the_frame_of_the_loader(roots: dict[str, Path], serve: Serve) -> None:
+def test_a_picture_on_the_page_is_the_frame_of_the_loader(roots: dict[str, Path], serve: Serve) -> None:
     server = serve(roots["copy"])
     expected = delivered(roots["copy"], 5, VIEWS["crop"], media=("matte",))
     for key, batch in expected.items():
@@ -120,7 +120,7 @@ def test_the_uncropped_frame_contains_the_crop_that_the_page_draws(demo: Preview
 
 
 def test_a_bad_sample_is_named_with_its_substitute_and_the_next_one_is_shown(tmp_path: Path, serve: Serve) -> None:
-    """BAD-1: the page says what a loader would do; a clip that does not decode ends nothing."""
+    """BAD-1: the page names the substitute that a loader would deliver, and the server keeps running."""
     key = f"{TALL.id}-1"
     root = build_dataset(tmp_path / "ds", {TALL: [3]}, damage={key: b"no video" * 100})
     server = serve(root)

@@ -1,4 +1,4 @@
-"""Pages of several datasets and of precomputed features: what they show is what a loader delivers."""
+"""Tests of pages with several datasets or precomputed features: they show what a loader delivers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MISSING = "b-bcf186c7d4a71579"
 
 @pytest.fixture
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two visits of each sample; the second one of one sample is missing."""
+    """Features of two visits per sample; one sample lacks the second visit."""
     view = facts_of(COPY, seed=3, view={"temporal": "uniform", "spatial": "random_crop"})
     return make_sidecar(tmp_path_factory.mktemp("features") / "f", COPY, missing=[(MISSING, 1)], view=view)
 
 
 def test_a_step_of_a_mix_is_that_of_the_loader(serve: Serve) -> None:
-    """PLAN-1, SAMPLE-1: keys, frames and micro-steps, with repeats and accumulation."""
+    """PLAN-1, SAMPLE-1: keys, frames and micro-steps are equal, with repeats and gradient accumulation."""
     server = serve(COPY, NATIVE)
     mix = [streamvid.DatasetConfig(COPY), streamvid.DatasetConfig(NATIVE, num_repeats=2)]
     output = {"layout": "BTHWC", "pixels": "rgb24"}
@@ -55,7 +55,7 @@ def test_a_step_of_a_mix_is_that_of_the_loader(serve: Serve) -> None:
     assert "num_repeats" in server.get("/step?repeats=x").text
 
 
-def test_features_are_shown_as_the_model_gets_them(serve: Serve, features: Path) -> None:
+def test_features_are_shown_as_the_loader_delivers_them(serve: Serve, features: Path) -> None:
     server = serve(COPY, "--features", features)
     view, output = streamvid.ViewOptions("uniform", spatial="random_crop"), {"layout": "BTHWC", "pixels": "rgb24"}
     options = {"shuffle": "none", "tail": "uneven", "seed": 3, "view": view}
@@ -70,7 +70,7 @@ def test_features_are_shown_as_the_model_gets_them(serve: Serve, features: Path)
         page, frame = server.get(f"{at}?visit=1").text, at.replace("/sample/", "/frame/") + "/0?visit="
         picture = server.get(f"{frame}1").body
         assert np.array_equal(Image.open(io.BytesIO(picture)), clip.video[0, 0].numpy())
-        assert server.get(f"{frame}3&spatial=resize_crop").body == picture, "the third visit uses the first one's again"
+        assert server.get(f"{frame}3&spatial=resize_crop").body == picture, "visit 3 must use stored visit 1"
         if clip.sample_keys[0] == MISSING:
             assert "could not encode this visit" in page
             continue

@@ -1,4 +1,4 @@
-"""The preview's server over HTTP: pages, filters, steps, runs, what it refuses, and damaged and remote datasets."""
+"""Tests of the preview over HTTP: pages, filters, steps, runs, refused requests, and damaged and remote datasets."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_wrong_values_are_explained(demo: PreviewServer, query: str, problem: st
 @pytest.mark.parametrize(
     "options", [{"tail": "carry"}, {"tail": "uneven"}, {"tail": "pad", "shuffle": "none", "where": "fps > 20"}]
 )
-def test_a_step_is_that_of_the_loaders(demo: PreviewServer, sharded: Sharded, options: dict[str, str]) -> None:
-    """PLAN-1: of every rank, in a later epoch."""
+def test_a_step_equals_that_of_the_loaders(demo: PreviewServer, sharded: Sharded, options: dict[str, str]) -> None:
+    """PLAN-1: a step in a later epoch has the keys that the loaders of all ranks deliver."""
     query = "".join(f"&{name}={value.replace(' ', '+')}" for name, value in options.items())
     for step in (0, 2):
         page = demo.get(f"/step?epoch=1&step={step}&ranks=2&batch=2&seed=5{query}").text
@@ -138,7 +138,7 @@ def test_a_view_is_applied_to_all_pages(serve: Serve, tmp_path: Path) -> None:
             assert row is inside or (answer.status == 404 and "is not in the view (key ==" in answer.text)
 
 
-def test_what_does_not_exist_is_not_found(demo: PreviewServer) -> None:
+def test_missing_samples_are_not_found(demo: PreviewServer) -> None:
     answer = demo.get("/key/none")
     assert answer.status == 404 and "key 'none' is not in" in answer.text
     assert demo.get(f"/sample/{BUCKET}/0/999").status == 404
@@ -160,7 +160,7 @@ def test_a_clip_is_served_in_ranges(demo: PreviewServer, sharded: Sharded) -> No
     assert demo.get(path, Range=f"bytes={len(stored)}-").status == 416
 
 
-def test_audio_is_shown_where_there_is_any(demo: PreviewServer, sharded: Sharded) -> None:
+def test_audio_is_shown_if_a_clip_has_it(demo: PreviewServer, sharded: Sharded) -> None:
     rows = streamvid.open_dataset(sharded.root).samples_table().to_pylist()
     shown = {}
     for name in ("bigbuckbunny.mp4", "bikes_mpeg4.avi"):
@@ -188,8 +188,8 @@ def test_native_clips_show_their_audio_and_silent_ones_do_not(serve: Serve, tmp_
     assert shown == {"whole.mp4": True, "mute.mp4": False}
 
 
-def test_answers_forbid_everything_from_elsewhere(demo: PreviewServer) -> None:
-    """SAFE-1: also errors."""
+def test_answers_forbid_content_from_other_sources(demo: PreviewServer) -> None:
+    """SAFE-1: all answers, including errors, forbid content from other sources."""
     for path in ("/", "/nothing", "/static/app.js", f"/sample/{BUCKET}/0/999"):
         headers = demo.get(path).headers
         policy = headers["content-security-policy"]
@@ -200,8 +200,8 @@ def test_answers_forbid_everything_from_elsewhere(demo: PreviewServer) -> None:
     assert not re.search(r"<script(?! src=\"/static/app\.js\" defer></script>)|\son[a-z]+=|\sstyle=|https?://", page)
 
 
-def test_requests_of_other_kinds_are_refused(demo: PreviewServer) -> None:
-    """SAFE-1: DNS rebinding, writing, and files of the machine."""
+def test_hostile_requests_are_refused(demo: PreviewServer) -> None:
+    """SAFE-1: DNS rebinding, writing methods, and paths to files of the machine are refused."""
     assert demo.get("/", Host="evil.example").status == 421
     assert demo.get("/", Host="127.0.0.1.evil.example:80").status == 421
     assert demo.get("/", Host="localhost:1234").status == 200
@@ -213,8 +213,8 @@ def test_requests_of_other_kinds_are_refused(demo: PreviewServer) -> None:
     assert demo.get("/").status == 200
 
 
-def test_a_token_is_needed_where_others_can_connect(serve: Serve, sharded: Sharded) -> None:
-    """SAFE-1: the link contains it; afterwards, a cookie does."""
+def test_a_token_is_required_if_requested(serve: Serve, sharded: Sharded) -> None:
+    """SAFE-1: with --token, the link contains the token, and later requests use a cookie."""
     server = serve(sharded.root, "--token")
     link = server.address.removeprefix(server.base)
     assert "token=" in link and len(link) > 30
@@ -230,7 +230,7 @@ def test_a_token_is_needed_where_others_can_connect(serve: Serve, sharded: Shard
     assert away.headers.get("location", "/").startswith("/") and not away.headers.get("location", "").startswith("//")
 
 
-def test_a_run_is_shown_and_nothing_beside_it(demo: PreviewServer, run_folder: Path, tmp_path: Path) -> None:
+def test_a_run_is_shown_and_no_other_files(demo: PreviewServer, run_folder: Path, tmp_path: Path) -> None:
     run, secret, server = run_folder, tmp_path / "secret.png", demo
     (run / "samples").mkdir(exist_ok=True)
     secret.write_bytes(b"secret")
@@ -251,8 +251,8 @@ def test_a_run_is_shown_and_nothing_beside_it(demo: PreviewServer, run_folder: P
     assert "Held-out loss <strong>0.5</strong>" in server.get("/curves").text
 
 
-def test_damage_is_shown_and_ends_nothing(serve: Serve, tmp_path: Path) -> None:
-    """Damage of the index, of a tar, and of a file that disappears while the server runs."""
+def test_damage_is_shown_and_the_server_keeps_running(serve: Serve, tmp_path: Path) -> None:
+    """The server survives a damaged index, a damaged tar, and files that disappear while it runs."""
     root = tmp_path / "ds"
     seal_whole(root)
     server = serve(root)
@@ -282,7 +282,7 @@ def test_damage_is_shown_and_ends_nothing(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_a_dataset_in_an_object_store(serve: Serve, sharded: Sharded, moto_server: S3Server, s3_env: S3Env) -> None:
-    """FETCH-2"""
+    """FETCH-2: a dataset in an object store is shown like a local one."""
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(sharded.root, bucket, "ds/")
@@ -294,7 +294,9 @@ def test_a_dataset_in_an_object_store(serve: Serve, sharded: Sharded, moto_serve
     assert server.get(page.samples[0].replace("/sample/", "/poster/")).headers["content-type"] == "image/jpeg"
 
 
-def test_no_dataset_and_a_port_in_use_are_one_line(demo: PreviewServer, tmp_path: Path, sharded: Sharded) -> None:
+def test_no_dataset_and_a_port_in_use_are_one_line_errors(
+    demo: PreviewServer, tmp_path: Path, sharded: Sharded
+) -> None:
     done = run_streamvid("preview", tmp_path, check=False)
     assert done.returncode == 1 and done.stderr.startswith("error: no dataset at")
     port = demo.base.rpartition(":")[2]

@@ -1,23 +1,23 @@
-"""Training steps of the families, restated sample by sample from their official code, to compare losses with.
+"""Training steps of the families, reimplemented per sample from their official code as a reference for losses.
 
-Each function maps (the transformers, a Case) to the loss of one sample. What is cited was read at that commit:
+Each function maps a Case to the loss of one sample. The sources were read at these commits:
 
-- Wan: a-r-r-o-w/finetrainers, finetrainers/models/wan/base_specification.py at 01d612b; with a given first frame and for
-  experts modelscope/DiffSynth-Studio, diffsynth/diffusion/loss.py at 0e6976a; the inputs of image to video are those of
+- Wan: a-r-r-o-w/finetrainers, finetrainers/models/wan/base_specification.py at 01d612b. For a given first frame and for
+  experts: modelscope/DiffSynth-Studio, diffsynth/diffusion/loss.py at 0e6976a. The image-to-video inputs follow
   diffusers 0.42.1, pipelines/wan/pipeline_wan_i2v.py.
 - Wan VACE: DiffSynth-Studio, diffsynth/pipelines/wan_video.py (WanVideoUnit_InputVideoEmbedder, WanVideoUnit_VACE) at
   bd640b4a, with the loss of diffsynth/diffusion/loss.py at 0e6976a.
 - LTX-Video: finetrainers, finetrainers/models/ltx_video/base_specification.py at 1b23667; the given first frame as in
   Lightricks/LTX-2, packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd.
 - LTX-2: the same trainer with `audio: null`.
-- CogVideoX: THUDM/CogVideo, finetune/models/cogvideox_i2v/lora_trainer.py at 1789f07 (1.5 and text to video differ by the
-  configuration alone); rotary positions as diffusers 0.42.1 computes them, pipelines/cogvideo/pipeline_cogvideox.py.
+- CogVideoX: THUDM/CogVideo, finetune/models/cogvideox_i2v/lora_trainer.py at 1789f07 (1.5 and text to video
+  differ only in the configuration). Rotary positions follow diffusers 0.42.1, pipelines/cogvideo/pipeline_cogvideox.py.
 - HunyuanVideo: finetrainers, finetrainers/models/hunyuan_video/base_specification.py at 03230b8.
   Image to video: Tencent-Hunyuan/HunyuanVideo-I2V, hyvideo/diffusion/flow/transport.py at 1481c1d.
 - HunyuanVideo 1.5: Tencent-Hunyuan/HunyuanVideo-1.5, train.py at 995afc6; image to video as at 60783e7.
 - Mochi: finetrainers, finetrainers/models/mochi/lora.py at 452546c, and flow_match_target of its trainer.
 
-finetrainers and the diffusers scripts truncate timesteps to integers; here they are what the sigma says, as in DiffSynth.
+finetrainers and the diffusers scripts truncate timesteps to integers; here they follow from sigma, as in DiffSynth.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def wan(case: Case) -> float:
 
 
 def wan_vace(case: Case) -> float:
-    """One reference image: its latents are the first frame of what is denoised, and of the context."""
+    """Compute the loss with one reference image, whose latents precede both the denoised latents and the context."""
     text = case.fields["prompt_embeds"]
     text = torch.cat([text, text.new_zeros(1, 512 - text.shape[1], text.shape[2])], dim=1)
     context = case.fields["control"]
@@ -118,7 +118,8 @@ def ltx(case: Case) -> float:
 
 
 def ltx2(case: Case) -> float:
-    """LTX-2 without audio: as LTX-Video, with positions computed by the transformer from the frame rate."""
+    """Compute the loss of LTX-2 without audio: like LTX-Video, but the transformer derives positions from the frame
+    rate."""
     _, c, t, h, w = case.latents.shape
     sigmas = torch.full((1, t * h * w, 1), case.sigma)
     if case.first_frame:
@@ -177,7 +178,7 @@ def cogvideox(case: Case) -> float:
 
 
 def hunyuanvideo(case: Case, x: Tensor | None = None, guidance: float = 1.0, skipped: int = 0) -> float:
-    """x: input of the transformer; skipped: number of latent frames that are left out of the loss."""
+    """Compute the loss. x: input of the transformer; skipped: number of latent frames left out of the loss."""
     has_guidance = case.module.transformer.config.guidance_embeds
     out = case.module.transformer(
         hidden_states=case.mixed if x is None else x,
@@ -205,7 +206,7 @@ def hunyuanvideo_i2v(case: Case) -> float:
 def hunyuanvideo15(case: Case) -> float:
     b, c, f, h, w = case.latents.shape
     condition, vision = torch.zeros(b, c + 1, f, h, w), torch.zeros(b, 729, 8)
-    if "condition" in case.fields and f > 1:  # an image is always trained as text to video
+    if "condition" in case.fields and f > 1:  # images always train as text to video
         condition[:, :-1, :1] = case.fields["condition"]
         condition[:, -1, 0] = 1
         vision = case.fields["image_embeds"]

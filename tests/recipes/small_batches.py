@@ -1,4 +1,4 @@
-"""Batches as the loader makes them, of made-up pixels: for tests of what is done with them."""
+"""Batches with random pixels, in the form that the loader delivers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def make_batch(
 
 
 def add_media(batch: Batch, **media: Tensor) -> Batch:
-    """The batch with conditioning inputs, which none of its samples lacks."""
+    """Return the batch with conditioning inputs for all samples."""
     there = {name: torch.ones(len(batch.text), dtype=torch.bool) for name in media}
     return batch.with_fields({"media": media, "media_present": there})
 
 
 def add_audio(batch: Batch, present: tuple[bool, ...]) -> Batch:
-    """The batch with audio as preset ltx-2 delivers it, at 24 frames per second."""
+    """Return the batch with audio as preset ltx-2 delivers it, at 24 frames per second."""
     count = batch.bucket.num_frames * 16000 // 25
     audio = 0.3 * torch.randn(len(present), 2, count, generator=torch.Generator().manual_seed(3))
     there = torch.tensor(present)
@@ -52,14 +52,14 @@ def add_audio(batch: Batch, present: tuple[bool, ...]) -> Batch:
 
 
 def encoded(module: SmallTraining, batch: Batch) -> Batch:
-    """The batch with what `encode` makes of it, as the trainer adds it."""
+    """Return the batch with the results of `encode`, as the trainer adds them."""
     made = module.encode(batch)
     states, mask = pad_states(made["text_states"])  # type: ignore[arg-type]
     return batch.with_fields({"latents": made["latents"], "text_states": states, "text_states_mask": mask})
 
 
 def wake(module: nn.Module) -> None:
-    """No zeros any more, so that everything in the module has a say."""
+    """Add noise to all parameters, so that none is zero and each one affects the output."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -1,4 +1,4 @@
-"""Does the small model learn what it hears? It is trained on clips in which the pitch of a tone is a disc's height."""
+"""Tests that the small model learns from audio, on clips in which the pitch of a tone is the height of a disc."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEARING = {"dim": 24, "depth": 1, "heads": 4, "patch": [1, 8, 8], "audio_window"
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    # Two threads wait for each other at every small operation, which on a busy machine takes a hundred times as long.
+    # Two threads synchronize at every small operation, which takes a hundred times as long on a busy machine.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -52,14 +52,14 @@ def tones_config(dataset: Path, output: Path, *changes: str) -> TrainConfig:
 
 
 def held_out(dataset: Path, output: Path, *changes: str) -> Mapping[str, float]:
-    """The figures of a run of configs/train/tones.yaml after its last step."""
+    """Run configs/train/tones.yaml and return the metrics of its last evaluation."""
     train(tones_config(dataset, output, *changes))
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "eval_loss" in line][-1]  # type: ignore[no-any-return]
 
 
-def test_a_short_run_on_stored_audio_hears(dataset: Path, tmp_path: Path) -> None:
-    """The held-out loss is higher by a third with the audio of other clips; captions and noise are the same."""
+def test_a_short_run_on_stored_audio_uses_the_audio(dataset: Path, tmp_path: Path) -> None:
+    """The held-out loss is a third higher with the audio of other clips, with the same captions and noise."""
     short = [f"data.features.url={tmp_path / 'features'}", "data.features.num_visits=4", "max_steps=180"]
     short += ["optimizer.schedule=constant"]
     assert encode(tones_config(dataset, tmp_path / "out", *short, "task=sft:data_process")).is_sealed
@@ -71,7 +71,7 @@ def test_a_short_run_on_stored_audio_hears(dataset: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_own_audio_lowers_the_held_out_loss_for_three_seeds(dataset: Path, tmp_path: Path) -> None:
-    """The loss is higher by 70 % with other clips' audio, and by 30 % for a model that was trained without any."""
+    """The held-out loss is 70 % higher with other clips' audio, and 30 % higher for a model trained without audio."""
     for seed in range(3):
         seeds = (f"seed={seed}", f"model.args.seed={seed}")
         hearing = held_out(dataset, tmp_path / f"hearing-{seed}", *seeds)
@@ -82,7 +82,7 @@ def test_own_audio_lowers_the_held_out_loss_for_three_seeds(dataset: Path, tmp_p
 
 
 def test_the_tone_of_a_clip_is_as_high_as_its_disc(dataset: Path) -> None:
-    """In every delivered frame: the loudest band rises with the disc, from the lowest third of the bands upwards."""
+    """In every delivered frame, the loudest frequency band rises with the disc, with a correlation above 0.95."""
     encoder, places = BandEncoder(512), []
     output = {"audio": {"sample_rate": RATE, "num_channels": 1}}
     with VideoLoader(dataset, batch_size=8, num_workers=0, output=output) as loader:
@@ -95,7 +95,7 @@ def test_the_tone_of_a_clip_is_as_high_as_its_disc(dataset: Path) -> None:
     assert torch.corrcoef(torch.cat(places, dim=1))[0, 1] > 0.95
 
 
-def test_audio_reaches_the_loss_and_other_initial_weights_are_those_without_it() -> None:
+def test_audio_affects_the_loss_and_adds_weights_without_changing_others() -> None:
     hearing, deaf = build(**HEARING), build(**{**HEARING, "audio_window": None})
     weights = hearing.transformer.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in deaf.transformer.state_dict().items())

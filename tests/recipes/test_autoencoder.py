@@ -32,7 +32,7 @@ def video(*size: int, seed: int = 0) -> Tensor:
 @settings(max_examples=25)
 @given(size=st.tuples(st.integers(1, 10), st.integers(1, 33), st.integers(1, 33)))
 @torch.no_grad()
-def test_any_size_goes_in_and_comes_out_again(size: tuple[int, int, int]) -> None:
+def test_any_size_is_restored(size: tuple[int, int, int]) -> None:
     model, clip = small(), video(*size)
     latents = model.encode(clip)
     assert latents.shape == (1, *model.latent_shape(size))
@@ -44,7 +44,7 @@ def test_any_size_goes_in_and_comes_out_again(size: tuple[int, int, int]) -> Non
 @torch.no_grad()
 @pytest.mark.parametrize("model", [small, load_autoencoder], ids=["fresh", "shipped"])
 def test_nothing_sees_later_frames(model: object) -> None:
-    """Latent i is of frames up to 4i, and frame 4i of latents up to i: what comes later changes no bit of it."""
+    """Latent i depends on frames up to 4i, and frame 4i on latents up to i; later frames change no bit of either."""
     net = model()  # type: ignore[operator]
     clip = video(17, 16, 24)
     latents, decoded = net.encode(clip), net.decode(net.encode(clip), (17, 16, 24))
@@ -68,7 +68,7 @@ def test_the_first_frame_alone_has_the_first_latent_of_its_clip() -> None:
 
 
 @torch.no_grad()
-def test_clips_of_a_batch_do_not_touch_each_other() -> None:
+def test_clips_of_a_batch_are_independent() -> None:
     model = small()
     both = torch.cat([video(5, 16, 16, seed=1), video(5, 16, 16, seed=2)])
     assert torch.allclose(model.encode(both)[:1], model.encode(both[:1]), atol=1e-6)
@@ -80,7 +80,7 @@ def test_every_weight_gets_a_gradient() -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
-def test_a_file_gives_back_the_autoencoder_it_was_saved_from(tmp_path: Path) -> None:
+def test_a_saved_autoencoder_is_restored(tmp_path: Path) -> None:
     model, path = small(), tmp_path / "a.safetensors"
     model.std.fill_(3.0)
     save_autoencoder(model, path, {"steps": "7"})
@@ -91,7 +91,7 @@ def test_a_file_gives_back_the_autoencoder_it_was_saved_from(tmp_path: Path) -> 
         assert torch.equal(loaded.state_dict()[name], tensor.half().float()), name
 
 
-def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+def test_missing_and_invalid_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no\.safetensors"):
         load_autoencoder(tmp_path / "no.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"12345678910")
@@ -106,9 +106,9 @@ def test_the_shipped_file_is_small() -> None:
 
 
 @torch.no_grad()
-def test_the_shipped_weights_give_real_clips_back(sharded: Sharded) -> None:
-    """Far better than the mean colour of each cell that a latent covers, which is what untrained weights could reach
-    at best; latents have about the mean and deviation that a flow's noise has."""
+def test_the_shipped_weights_restore_real_clips(sharded: Sharded) -> None:
+    """The result is much better than the mean color per latent cell, the best that untrained weights could reach. The
+    latents have approximately the mean and deviation of the flow's noise."""
     model, gains, seen = load_autoencoder(), [], []
     with VideoLoader(sharded.root, batch_size=1, num_workers=0, view={"temporal": "head"}) as loader:
         for number, batch in enumerate(loader):

@@ -19,7 +19,7 @@ patches = st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8))
     dtype=st.sampled_from([torch.uint8, torch.float32, torch.bfloat16]),
     channels_last=st.booleans(),
 )
-def test_decode_gives_back_every_value(
+def test_decode_restores_every_value(
     size: tuple[int, int, int], patch: tuple[int, int, int], batch: int, dtype: torch.dtype, channels_last: bool
 ) -> None:
     video = torch.randint(256, (batch, 3, *size), generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -45,7 +45,7 @@ def test_a_token_is_one_patch_in_order_t_h_w() -> None:
     assert tokens[0, 4].tolist() == [24, 25, 26, 30, 31, 32]
 
 
-def test_a_latent_lies_where_its_patch_lay() -> None:
+def test_a_latent_has_the_position_of_its_patch() -> None:
     video = torch.arange(2 * 4 * 6).reshape(1, 1, 2, 4, 6)
     latents = PatchCodec((1, 2, 3), channels=1).encode(video)
     assert latents.shape == (1, 6, 2, 2, 2)
@@ -53,13 +53,13 @@ def test_a_latent_lies_where_its_patch_lay() -> None:
     assert latents[0, :, 1, 0, 0].tolist() == [24, 25, 26, 30, 31, 32]
 
 
-def test_a_size_that_does_not_divide_is_filled_with_its_last_value() -> None:
+def test_an_indivisible_size_is_padded_with_its_last_value() -> None:
     tokens = patchify(torch.tensor([1, 2, 3]).reshape(1, 1, 3, 1, 1), (2, 1, 1))
     assert tokens.tolist() == [[[1, 2], [3, 3]]]
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (5, 7, 9), (3, 2, 1)])
-def test_the_fill_repeats_the_last_frame_row_and_column(size: tuple[int, int, int]) -> None:
+def test_padding_repeats_the_last_frame_row_and_column(size: tuple[int, int, int]) -> None:
     video, codec = torch.rand(1, 3, *size), PatchCodec((4, 4, 4))
     covered = (-(-size[0] // 4) * 4, -(-size[1] // 4) * 4, -(-size[2] // 4) * 4)
     t, h, w = (torch.arange(n).clamp(max=s - 1) for n, s in zip(covered, size, strict=True))

@@ -1,4 +1,4 @@
-"""What the recipes of diffusion models share: times, weights, latents."""
+"""Tests of the code shared by all diffusion recipes: times, loss weights and latents."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def config(**settings: object) -> DiffusionConfig:
     return DiffusionConfig(model="unused", **settings)  # type: ignore[arg-type]
 
 
-def test_numbers_depend_on_the_seed_alone() -> None:
-    """SAMPLE-1"""
+def test_random_numbers_depend_only_on_the_seed() -> None:
+    """SAMPLE-1: noise and random numbers depend only on the sample's seed, not on its batch."""
     noise, numbers = uniform_numbers((4, 2, 3, 3), [5, 6], torch.device("cpu"))
     alone, own = uniform_numbers((4, 2, 3, 3), [6], torch.device("cpu"))
     assert torch.equal(noise[1:], alone) and torch.equal(numbers[1:], own)
@@ -42,7 +42,7 @@ def test_logit_normal_times_are_distributed_as_in_diffusers() -> None:
 
 @pytest.mark.parametrize("sampling", ["uniform", "logit-normal"])
 def test_an_expert_gets_its_part_of_the_distribution(sampling: str) -> None:
-    """The two parts together are the whole, in the right proportion."""
+    """The two parts together form the whole distribution, in the right proportion."""
     whole = times_of(EVENLY, config(time_sampling=sampling), 3.0)
     share = float((whole >= 0.875).float().mean())
     for interval, inside, fraction in (
@@ -69,7 +69,7 @@ def test_the_shift_by_tokens_is_that_of_the_pipeline(num_tokens: int) -> None:
     assert scheduler_shift({}, num_tokens) == 1.0
 
 
-def test_weights_are_those_of_their_sources() -> None:
+def test_loss_weights_match_their_sources() -> None:
     sigmas = shifted(torch.linspace(1, 0, 1001)[:-1], 5.0)
     bell = torch.exp(-2 * ((sigmas * 1000 - 500) / 1000) ** 2)
     bell = bell - bell.min()

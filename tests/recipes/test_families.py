@@ -1,4 +1,4 @@
-"""Recipes of published models, on tiny random weights of the real classes: encode, train, sample, save and load."""
+"""Tests of the recipes with tiny random models of the published classes: encode, train, sample, save and load."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.recipes.small_batches import add_audio, add_media, make_batch
 from tests.recipes.test_losses_of_families import built, recipe_of
 from tests.recipes.tiny import MODELS, WITH_INPUTS, make_model
 
-# Frames, height and width of two buckets that the family accepts, one of them an image.
+# Frames, height and width of two buckets that the family accepts, one of which is an image.
 SIZES = {
     "ltx-video": [(9, 64, 96), (1, 64, 64)],
     "ltx-2": [(9, 64, 96), (1, 64, 64)],
     "ltx-2-audio": [(9, 64, 96), (1, 64, 64)],
     "mochi": [(7, 32, 48), (1, 32, 32)],
 }
-# Given the first frame, this model has nothing to predict for an image.
+# This model is given the first frame, so for an image nothing remains to be predicted.
 SIZES["hunyuanvideo-replace-i2v"] = [(5, 32, 48), (9, 32, 32)]
 USUAL = [(5, 32, 48), (1, 32, 32)]
 SIZES |= {name: [(9, 32, 48), (1, 32, 32)] for name in (*MODELS, *WITH_INPUTS) if name.startswith("cogvideox")}
-# The families that every run of the tests goes through; the others are slow together.
+# The family that is tested by default; all families together would be slow.
 QUICK = ("wan2.1",)
 EVERY = (*MODELS, *WITH_INPUTS)
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EVERY]
@@ -50,11 +50,11 @@ def _one_thread() -> None:
 
 
 def encoded(name: str, module: Any, size: tuple[int, int, int], text: tuple[str, ...] = ("a red bike", "")) -> Batch:
-    """A batch with what the recipe encodes, without the inputs that it was encoded from, apart from the video."""
+    """Return a batch with the encodings of the recipe; of their inputs, only the video is kept."""
     batch = make_batch(size, text)
     if name in ("cogvideox-fun", "wan-vace"):
         batch = add_media(batch, control=make_batch(size, text, seed=1).video)
-    if name == "ltx-2-audio":  # the second clip has no audio, and neither has any picture
+    if name == "ltx-2-audio":  # neither the second clip nor any image has audio
         batch = add_audio(batch, tuple(row != 1 and size[0] > 1 for row in range(len(text))))
     ready = with_encoded(batch, module.encode(batch))
     inputs = ("media", "media_present", "audio", "audio_present")
@@ -97,7 +97,8 @@ def test_videos_and_images_are_encoded_trained_on_and_sampled(
     [pytest.param(name, marks=() if name in ("cogvideox", "ltx-video") else pytest.mark.slow) for name in EVERY],
 )
 def test_samples_are_rendered_with_the_default_precision_of_encoders(name: str, dtype: str, tmp_path: Path) -> None:
-    """Encoders in bfloat16, the VAE in float32, and the transformer as with all weights or with adapters on a GPU."""
+    """Text encoders use bfloat16, the VAE float32, and the transformer the dtype of full training or of adapters on a
+    GPU."""
     size = SIZES.get(name, USUAL)[-1]
     model = str(make_model(name, tmp_path / name))
     build = import_object(RECIPES[recipe_of(name)].factory)
@@ -123,10 +124,10 @@ def test_a_sample_has_the_same_loss_in_any_batch(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["full", "lora"])
 @pytest.mark.parametrize("name", ALL)
 def test_two_clips_are_learned_by_heart(name: str, kind: str, tmp_path: Path) -> None:
-    """The loss on two clips with fixed noise and times falls below 30 % of its start; what is frozen stays as it is.
+    """The loss on two clips with fixed noise and times falls below 30 % of its start; frozen weights do not change.
 
-    Adapters have the recipe's layers. Wan and Mochi need one on the output layer too: in these tiny models, it makes
-    48 or 64 values from 24 or 32 channels, so if it is frozen, nothing before it can produce any noise.
+    Adapters have the recipe's layers. Wan and Mochi also need one on the output layer: in these tiny models, it makes
+    48 or 64 values from 24 or 32 channels, so if it is frozen, no earlier layer can produce arbitrary noise.
     """
     recipe = find_recipe(recipe_of(name))
     args = {"model": str(make_model(name, tmp_path / name)), "encoder_dtype": "float32"}
@@ -152,14 +153,14 @@ def test_two_clips_are_learned_by_heart(name: str, kind: str, tmp_path: Path) ->
     assert after < 0.3 * before
     without = {part for part, value in trained.items() if value.grad is None}
     unused = {part for part in trained if module.is_unused(part)}
-    assert without == (set() if name == "ltx-2-audio" else unused)  # a clip in this batch has audio
+    assert without == (set() if name == "ltx-2-audio" else unused)  # one clip in this batch has audio
     assert module.has_unused_parameters == bool(unused)
     assert all(torch.equal(dict(module.named_parameters())[part], value) for part, value in frozen.items())
 
 
 @pytest.mark.slow
 def test_first_frames_come_from_a_conditioning_input_if_it_is_named(tmp_path: Path) -> None:
-    """A model of images is conditioned on `media`, and on each clip's own first frame by default."""
+    """An image-to-video model is conditioned on the named input in `media`, or by default on the clip's first frame."""
     own, other = built("wan2.1-i2v", tmp_path), built("wan2.1-i2v", tmp_path, image="photo")
     batch = make_batch((5, 32, 48))
     photos = batch.video[:, :, 2:3].contiguous()

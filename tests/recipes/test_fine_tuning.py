@@ -1,4 +1,4 @@
-"""Fine-tuning by the name of a recipe: from videos to files that diffusers loads, and what is checked before."""
+"""Tests of fine-tuning by recipe: from videos to files that diffusers loads, and the checks before a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.recipes.tiny import make_model
 
 @dataclass(frozen=True)
 class Place:
-    """A tiny model, a dataset for it, and where to put a run."""
+    """A tiny model, its dataset, and the output folder of a run."""
 
     model: Path
     dataset: Path
@@ -42,7 +42,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """The first command of the tutorial, on two buckets of different token counts: clips and pictures."""
+    """The result of the tutorial's first command: two buckets with different token counts, for clips and for images."""
     root = tmp_path_factory.mktemp("recipe")
     videos = root / "videos"
     videos.mkdir()
@@ -59,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def run(place: Place) -> Path:
-    """The second command, and the output of its run."""
+    """The output of a run of the tutorial's second command."""
     options = (
         "max_steps=2",
         "data.num_workers=0",
@@ -77,14 +77,14 @@ def run(place: Place) -> Path:
     )
     words = ("train", "--recipe", "wan2.1", "--model", place.model, "--dataset", place.dataset, "--output", place.run)
     sets = [part for text in (*options, *more) for part in ("--set", text)]
-    # In this process: another one would import torch and diffusers again.
+    # Run in this process, because a new one would import torch and diffusers again.
     result = CliRunner().invoke(cli, [*map(str, words), "--lora", *sets], catch_exceptions=False)
     assert result.exit_code == 0 and "step 2: loss" in result.output
     return place.run
 
 
 def resolved(*arguments: object) -> TrainConfig:
-    """The run that a command line asks for."""
+    """Return the configuration of the run that a command line describes."""
     with click.Context(command) as context:
         given = dict(command.make_context("train", [str(one) for one in arguments], parent=context).params)
     parts = [given.pop(name) for name in ("config", "overrides", "factory", "trackers")]
@@ -99,7 +99,7 @@ def of(place: Place, *more: object, kind: str = "--lora", output: Path | None = 
 
 
 def rendered(pipe: Any) -> Tensor:
-    """A video of the pipeline with a fixed seed."""
+    """Render a video with a fixed seed."""
     texts = torch.ones(1, 8, 16)
     settings = {"height": 64, "width": 64, "num_frames": 5, "num_inference_steps": 2, "output_type": "pt"}
     pipe.set_progress_bar_config(disable=True)
@@ -118,10 +118,10 @@ def test_two_commands_leave_adapters_samples_and_held_out_losses(run: Path) -> N
 
 
 @pytest.mark.parametrize("format", ["diffusers", "comfyui", "kohya"])
-def test_the_pipeline_loads_what_the_run_leaves_and_its_exports(
+def test_the_pipeline_loads_the_adapters_of_the_run_and_their_exports(
     place: Place, run: Path, tmp_path: Path, format: Any
 ) -> None:
-    """The adapters change the video, and equally in each format that diffusers reads."""
+    """The adapters change the video, and do so equally in each format that diffusers reads."""
     from diffusers import WanPipeline
 
     before = rendered(WanPipeline.from_pretrained(place.model))
@@ -178,7 +178,7 @@ def test_full_weights_become_a_folder_that_loads(place: Place, tmp_path: Path) -
         write_pipeline_folder([tmp_path / "run/step-1.safetensors"], place.model, tmp_path / "mine")
 
 
-def test_everything_that_a_recipe_sets_can_be_set_otherwise(place: Place, tmp_path: Path) -> None:
+def test_every_setting_of_a_recipe_can_be_overridden(place: Place, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({"optimizer": {"lr": 3e-4}, "model": {"lora": {"rank": 4}}}))
     config = of(place, "--config", file, "--set", "data.max_tokens_per_batch=100", "--lora_target_modules", "to_q")
@@ -219,7 +219,7 @@ def test_a_recipe_without_its_places_names_their_flags(place: Place) -> None:
         resolved("--lora")
 
 
-def test_texts_that_nothing_renders_are_named(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_prompts_are_reported(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     more = ("max_steps=1", "eval.prompts=[a cat]")
     train(of(place, *(part for one in more for part in ("--set", one)), output=tmp_path / "run"))
     assert "eval.prompts is set, but eval.sample_steps is null" in caplog.text
@@ -257,7 +257,7 @@ def test_a_profile_is_the_cost_table_that_training_reads(place: Place, tmp_path:
 
 
 def test_uneven_batches_of_images_and_videos_weigh_every_sample_alike(place: Place) -> None:
-    """PLAN-3, with a recipe: two ranks, batches by tokens, and buckets of equal cost in one step."""
+    """PLAN-3 with a recipe: two ranks, batches limited by tokens, and buckets of equal cost in one step."""
     from streamvid.modules.build import build_module
     from streamvid.trainer.tasks import TaskModule, find_task
 
@@ -279,7 +279,7 @@ def test_uneven_batches_of_images_and_videos_weigh_every_sample_alike(place: Pla
 
 
 def single(batch: Batch) -> list[Batch]:
-    """The samples of a batch as batches of one."""
+    """Split a batch into batches of one sample."""
     found = []
     for row in range(len(batch.sample_keys)):
         rows = batch.map_tensors(lambda tensor, row=row: tensor[row : row + 1])  # type: ignore[misc]

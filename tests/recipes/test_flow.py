@@ -21,7 +21,7 @@ def test_a_sample_draws_the_same_whatever_batch_it_is_in(seeds: list[int], place
     assert torch.equal(times[row], time[0])
 
 
-def test_draws_depend_on_the_seed_alone_and_leave_global_randomness_alone() -> None:
+def test_draws_depend_only_on_the_seed_and_do_not_affect_global_randomness() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     noise, times = draw_noise_and_times(SHAPE, [0, 1, 2, 2**63 - 1], "cpu")
@@ -39,7 +39,7 @@ def test_times_are_logit_normal_and_noise_is_normal() -> None:
     assert abs(logits.std() - 1) < 0.03
     assert abs(noise.mean()) < 0.02
     assert abs(noise.std() - 1) < 0.02
-    # The time says nothing about the noise that is drawn with it.
+    # Times and noise of a sample are independent.
     assert abs((logits * noise[:, 0, 0, 0, 0]).mean()) < 0.03
 
 
@@ -52,14 +52,14 @@ def test_a_shift_moves_times_towards_the_noise_and_keeps_both_ends(shift: float,
     assert torch.equal(shifted(at, 1.0), at)
 
 
-def test_shifted_draws_are_the_draws_shifted() -> None:
+def test_shifted_draws_equal_shifted_plain_draws() -> None:
     seeds = range(8)
     plain, moved = draw_noise_and_times(SHAPE, seeds, "cpu"), draw_noise_and_times(SHAPE, seeds, "cpu", 3.0)
     assert torch.equal(plain[0], moved[0])
     assert torch.equal(shifted(plain[1], 3.0), moved[1])
 
 
-def test_the_loss_is_nought_for_the_true_velocity_and_a_sample_each() -> None:
+def test_the_loss_is_per_sample_and_zero_for_the_true_velocity() -> None:
     latents = torch.rand(3, *SHAPE) * 2 - 1
     noise, times = draw_noise_and_times(SHAPE, [1, 2, 3], "cpu")
 
@@ -83,7 +83,7 @@ def test_the_loss_is_float32_for_latents_and_models_of_half_precision(dtype: tor
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0])
-def test_euler_follows_a_straight_way_to_its_end_in_any_number_of_steps(shift: float) -> None:
+def test_euler_is_exact_on_straight_paths_for_any_number_of_steps(shift: float) -> None:
     target = torch.rand(2, *SHAPE) * 2 - 1
     noise, _ = draw_noise_and_times(SHAPE, [1, 2], "cpu")
     for num_steps in (1, 7):
@@ -91,13 +91,13 @@ def test_euler_follows_a_straight_way_to_its_end_in_any_number_of_steps(shift: f
         assert torch.allclose(found, target, atol=1e-5)
 
 
-def test_euler_comes_nearer_to_a_bent_way_with_more_steps() -> None:
-    """dx/dt = x from t = 1 down to 0: x_0 = noise / e."""
+def test_euler_is_more_accurate_on_curved_paths_with_more_steps() -> None:
+    """For dx/dt = x from t = 1 down to 0, the exact solution is x_0 = noise / e."""
     noise, _ = draw_noise_and_times(SHAPE, [1], "cpu")
     errors = [(sample_by_euler(lambda x, t: x, noise, n) - noise / torch.e).abs().max() for n in (1, 10, 100)]
     assert errors[0] > 5 * errors[1] > 25 * errors[2] > 0
 
 
-def test_guidance_goes_from_no_text_to_text_and_beyond() -> None:
+def test_guidance_interpolates_between_no_text_and_text_and_extrapolates() -> None:
     with_text, without = torch.full((1,), 3.0), torch.full((1,), 1.0)
     assert [guided(with_text, without, scale).item() for scale in (0.0, 1.0, 2.0)] == [1.0, 3.0, 5.0]

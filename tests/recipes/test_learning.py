@@ -1,4 +1,4 @@
-"""Does the small model learn what its texts say? The experiment itself is tools/check_learning.py; here it is run."""
+"""Tests that the small model learns from its captions, by running the experiment of tools/check_learning.py."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def native(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_model_told_what_it_sees_does_better_on_held_out_videos(native: Path) -> None:
-    """A short run of one seed: lower with a video's own caption than with another's, and than with none, for nearly
-    every video, and by more than three standard errors; the noise is the same."""
+def test_a_model_with_captions_is_better_on_held_out_videos(native: Path) -> None:
+    """In a short run of one seed, the loss is lower with a video's own caption than with another's or none, for nearly
+    every video and by more than three standard errors, with the same noise."""
     (figures,) = experiment(native, Plan(num_steps=120, num_visits=1, num_draws=4, with_untold=False), [0], "minilm")
     assert figures["own"] < figures["empty"] < figures["shuffled"] < 2.0
     for wrong in ("empty", "shuffled"):
@@ -28,7 +28,7 @@ def test_a_model_told_what_it_sees_does_better_on_held_out_videos(native: Path) 
         assert gain["videos_better"] >= 0.8, (wrong, figures)
 
 
-def test_what_is_held_out_is_not_trained_on_and_wrong_captions_are_wrong(native: Path) -> None:
+def test_held_out_videos_are_not_trained_on_and_wrong_captions_are_wrong(native: Path) -> None:
     from streamvid.recipes.small import build
 
     encoder = build(dim=12, depth=1, heads=2, codec="patch", patch=(1, 16, 16))
@@ -43,7 +43,7 @@ def test_what_is_held_out_is_not_trained_on_and_wrong_captions_are_wrong(native:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_with_text_is_below_the_bound_and_below_without_for_three_seeds(native: Path) -> None:
-    """The bounds of tools/check_learning.py, as its docstring states them."""
+def test_the_experiment_meets_its_bounds_for_three_seeds(native: Path) -> None:
+    """The results meet the bounds that the docstring of tools/check_learning.py states."""
     found = experiment(native, Plan(), range(3), "minilm")
     assert [missed(figures) for figures in found] == [[], [], []], (BOUNDS, found)

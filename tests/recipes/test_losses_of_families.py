@@ -1,4 +1,4 @@
-"""Losses of every family on fixed latents, texts, noise and times, compared with official training steps."""
+"""Tests of every family's loss on fixed latents, texts, noise and times, against official training steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.recipes.official import STEPS, Case
 from tests.recipes.small_batches import make_batch
 from tests.recipes.tiny import MODELS, make_model
 
-# Latents (t, h, w) of three buckets, one of them an image. CogVideoX 1.5 merges pairs of frames.
+# Latent shapes (t, h, w) of three buckets, one of which is an image. CogVideoX 1.5 merges pairs of frames.
 SHAPES = [(3, 4, 6), (1, 6, 4), (2, 8, 8)]
-# These models are given the first frame of a video, so there are no images to train on.
+# These models are given the first frame of a video, so they cannot train on images.
 SHAPES_OF = {"hunyuanvideo-replace-i2v": [(3, 4, 6), (4, 6, 4), (2, 8, 8)]}
 TIMES = [0.93, 0.41, 0.07]
-# Settings that make one batch go through both ways of a model.
+# With these settings, one batch uses both branches of a model.
 SETTINGS: dict[str, dict[str, Any]] = {
     "wan2.2": {"expert": "both"},
     "wan2.2-i2v": {"expert": "both"},
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast")
 
 
 def recipe_of(name: str) -> str:
-    """The recipe that trains a tiny model, whose name may state a variant."""
+    """Return the recipe that trains a tiny model; the model's name may add a variant."""
     return max((recipe for recipe in RECIPES if name.startswith(recipe)), key=len)
 
 
@@ -47,7 +47,7 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 
 def text_fields(name: str, count: int) -> dict[str, Tensor]:
-    """Made-up encoded texts of unequal lengths."""
+    """Return random encoded texts of unequal lengths."""
     recipe = recipe_of(name)
     lengths = {"ltx-video": 128, "mochi": 256, "hunyuanvideo": 24, "hunyuanvideo1.5": 24}
     if recipe.startswith("ltx-2"):
@@ -67,12 +67,12 @@ def text_fields(name: str, count: int) -> dict[str, Tensor]:
 
 
 def conditions(name: str, count: int, shape: tuple[int, int, int], num_channels: int) -> dict[str, Tensor]:
-    """Made-up latents and states of first frames, for models of images, and of control inputs."""
+    """Return random latents and states of first frames for image-to-video models, or of control inputs."""
     if name == "wan-vace":
         return {"control": normal(count, 2 * num_channels + 64, shape[0] + 1, *shape[1:], seed=6)}
     if not name.endswith("i2v"):
         return {}
-    # Wan's latents are those of a whole clip, the others' of a still picture.
+    # Wan conditions on the latents of a whole clip, the others on those of an image.
     frames = shape[0] if name.startswith("wan") else 1
     fields = {"condition": normal(count, num_channels, frames, *shape[1:], seed=6)}
     width = {"wan2.1-i2v": 16, "hunyuanvideo1.5-i2v": 8}.get(name)

@@ -1,4 +1,4 @@
-"""The preflight's estimate of memory against the measured peak of a step, on a CUDA device."""
+"""Tests of the preflight's memory estimate against the measured peak of a step on a CUDA device."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.recipes.tiny import wan_text, wan_transformer, wan_vae
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-    # torch warns of diffusers' RMSNorm, whose weights are float32 under autocast.
+    # torch warns about diffusers' RMSNorm, whose weights are float32 under autocast.
     pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),
 ]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight blocks of the width of Wan 2.1 1.3B: 0.25 billion parameters, beside which CUDA libraries are small."""
+    """Eight blocks as wide as those of Wan 2.1 1.3B: 0.25 billion parameters, large compared with CUDA's libraries."""
     from diffusers import UniPCMultistepScheduler, WanPipeline
 
     folder = tmp_path_factory.mktemp("wide") / "model"

@@ -79,7 +79,7 @@ def test_latents_of_the_patch_codec_are_the_pixels() -> None:
 
 
 @pytest.mark.parametrize("settings", CODECS, ids=lambda settings: settings["codec"])
-def test_training_on_what_was_encoded_before_builds_no_encoder_and_has_the_same_losses(
+def test_training_on_stored_features_builds_no_encoder_and_has_the_same_losses(
     settings: dict[str, object],
 ) -> None:
     module, batch = awake(**settings, sample_steps=2, guidance=2.0), make_batch()
@@ -94,7 +94,7 @@ def test_training_on_what_was_encoded_before_builds_no_encoder_and_has_the_same_
     assert torch.equal(split.encode_null()["text_states"], module.encode_null()["text_states"])
 
 
-def test_encoders_are_frozen_and_stay_as_they_are_used() -> None:
+def test_encoders_are_frozen_and_stay_in_eval_mode() -> None:
     module = build(**TINY, codec="autoencoder")
     assert module.encoders == ("autoencoder", "text_encoder")
     module.train()
@@ -105,7 +105,7 @@ def test_encoders_are_frozen_and_stay_as_they_are_used() -> None:
     assert all(p.requires_grad for p in module.transformer.parameters())
 
 
-def test_what_stands_in_for_an_empty_text_is_what_it_is_encoded_to() -> None:
+def test_the_null_text_equals_an_encoded_empty_text() -> None:
     module = awake(patch=[2, 4, 4])
     ready = encoded(module, make_batch(text=("", "a red bike")))
     null = module.encode_null()["text_states"]
@@ -113,7 +113,7 @@ def test_what_stands_in_for_an_empty_text_is_what_it_is_encoded_to() -> None:
     assert torch.equal(ready.text_states[0][ready.text_states_mask[0]], null)
 
 
-def test_validation_tells_what_the_texts_are_worth_on_the_same_noise() -> None:
+def test_validation_reports_the_loss_without_text_on_the_same_noise() -> None:
     module, batch = awake(patch=[2, 4, 4]), make_batch()
     told, untold = encoded(module, batch), encoded(module, batch.with_fields({"text": ["", ""]}))
     found = module.validate(told)
@@ -142,8 +142,8 @@ def test_losses_stay_in_single_precision_under_autocast() -> None:
     assert torch.allclose(half, exact, rtol=0.02)
 
 
-def test_it_learns_one_clip_by_heart() -> None:
-    """Everything between pixels and gradient at once: the loss on one clip falls to a fraction of its variance."""
+def test_the_model_learns_one_clip_by_heart() -> None:
+    """The whole path from pixels to gradients works: the loss on one clip falls below half of its start."""
     module = build(dim=48, depth=2, heads=4, patch=[1, 4, 4])
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     ready = encoded(module, make_batch((1, 16, 16)))
@@ -190,7 +190,7 @@ def test_a_wrong_setting_is_named(settings: dict[str, object], named: str) -> No
         build(**settings)
 
 
-def test_importing_the_room_imports_no_heavy_library() -> None:
+def test_importing_the_package_imports_no_heavy_library() -> None:
     code = "import sys, streamvid.modules; print(sorted({'torch', 'transformers', 'peft', 'accelerate'} & set(sys.modules)))"
     done = run_python(code)
     assert done.stdout.strip() == "[]"

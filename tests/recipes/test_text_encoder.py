@@ -39,7 +39,7 @@ def bytes_encoder(max_tokens: int = 256) -> BytesEncoder:
 
 @settings(max_examples=40)
 @given(text=st.lists(st.text(max_size=40), min_size=1, max_size=4))
-def test_bytes_give_a_state_a_byte_whatever_stands_beside_the_text(text: list[str]) -> None:
+def test_bytes_have_one_state_each_whatever_the_batch(text: list[str]) -> None:
     encoder = bytes_encoder()
     states = encoder(text)
     for caption, rows in zip(text, states, strict=True):
@@ -47,7 +47,7 @@ def test_bytes_give_a_state_a_byte_whatever_stands_beside_the_text(text: list[st
         assert torch.equal(rows, encoder([caption])[0])
 
 
-def test_bytes_tell_words_and_their_order_apart_and_cut_at_their_limit() -> None:
+def test_bytes_distinguish_words_and_order_and_are_cut_at_the_limit() -> None:
     encoder = bytes_encoder()
     red, blue, order = (encoder([text])[0].mean(dim=0) for text in ("a red bike", "a blue bike", "bike red a"))
     assert not torch.allclose(red, blue, atol=1e-2)
@@ -58,7 +58,7 @@ def test_bytes_tell_words_and_their_order_apart_and_cut_at_their_limit() -> None
 
 
 def test_bytes_mean_the_same_on_every_machine() -> None:
-    """Their table is no weight that a checkpoint brings: the first numbers of numpy's generator, which stay."""
+    """The table is not saved in checkpoints; it holds the first numbers of numpy's generator, which are stable."""
     assert bytes_encoder().table[0, :3].tolist() == pytest.approx([1.7640524, 0.4001572, 0.9787380])
     assert not list(bytes_encoder().state_dict())
 
@@ -68,8 +68,8 @@ def test_an_empty_text_is_one_state_of_zeros_with_every_encoder(minilm: Transfor
     assert torch.equal(bytes_encoder()([""])[0], no_text(BYTES_WIDTH))
 
 
-def test_states_of_a_published_encoder_are_its_last_hidden_ones(minilm: TransformersEncoder) -> None:
-    """As many as the caption has tokens, [CLS] and [SEP] among them, bit for bit the same in any batch."""
+def test_states_of_a_published_encoder_are_its_last_hidden_states(minilm: TransformersEncoder) -> None:
+    """A caption has one state per token, including [CLS] and [SEP], which is bit-identical in any batch."""
     from transformers import AutoModel, AutoTokenizer
 
     text = ["a red bike", "a man in a dark suit and a red bow tie talks to the camera"]
@@ -85,13 +85,13 @@ def test_states_of_a_published_encoder_are_its_last_hidden_ones(minilm: Transfor
     assert not any(parameter.requires_grad for parameter in minilm.parameters())
 
 
-def test_an_encoder_loads_without_a_word_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_encoder_loads_without_output(capfd: pytest.CaptureFixture[str]) -> None:
     build_text_encoder(MINILM)
     assert capfd.readouterr() == ("", "")
 
 
-def test_captions_of_one_meaning_lie_nearer_than_others(minilm: TransformersEncoder) -> None:
-    """The weights that the package ships are trained ones: of random ones this would not hold."""
+def test_captions_of_similar_meaning_have_similar_states(minilm: TransformersEncoder) -> None:
+    """The package ships trained weights; random ones would fail this test."""
     rabbit, bunny, car = (
         torch.nn.functional.normalize(rows.mean(dim=0), dim=0)
         for rows in minilm(["a rabbit on a meadow", "a bunny in the grass", "a man drives a car"])
@@ -108,7 +108,7 @@ def test_captions_are_cut_at_max_tokens_and_the_width_is_known_without_loading()
 
 
 @given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5))
-def test_padding_keeps_every_state_and_says_where_they_are(lengths: list[int]) -> None:
+def test_padding_keeps_every_state_and_returns_a_mask(lengths: list[int]) -> None:
     states = [torch.randn(length, 3) for length in lengths]
     padded, mask = pad_states(states)
     assert padded.shape == (len(lengths), max(lengths), 3)

@@ -36,7 +36,7 @@ def test_one_model_takes_every_bucket(size: tuple[int, int, int], patch: tuple[i
     assert velocity.isfinite().all()
 
 
-def test_it_starts_as_the_identity_with_no_velocity() -> None:
+def test_the_initial_model_is_the_identity_with_zero_velocity() -> None:
     model = small()
     text, mask = states(5, 1)
     assert not model(torch.randn(2, 3, 4, 8, 8), torch.rand(2), text, mask).any()
@@ -46,7 +46,7 @@ def test_it_starts_as_the_identity_with_no_velocity() -> None:
         assert torch.equal(block(tokens, condition, read, mask), tokens)
 
 
-def test_time_text_and_place_have_a_say() -> None:
+def test_time_text_and_position_affect_the_output() -> None:
     model, latents, time = awake(), torch.randn(1, 3, 2, 8, 8), torch.tensor([0.5])
     text = states(4)
     velocity = model(latents, time, *text)
@@ -57,7 +57,7 @@ def test_time_text_and_place_have_a_say() -> None:
 
 
 def test_the_text_is_read_token_by_token() -> None:
-    """Two texts of the same mean, which a pooled state could not tell apart: the attention does."""
+    """Attention distinguishes two texts with the same mean, which a pooled state could not."""
     model, latents, time = awake(), torch.randn(1, 3, 2, 8, 8), torch.tensor([0.5])
     condition, tokens = torch.randn(1, 32), torch.randn(1, 6, 32)
     apart = torch.tensor([[[3.0] * 16, [-3.0] * 16]]).repeat(1, 1, 2)
@@ -68,7 +68,7 @@ def test_the_text_is_read_token_by_token() -> None:
     assert model(latents, time, *states(2)).isfinite().all()
 
 
-def test_samples_of_a_batch_do_not_touch_each_other() -> None:
+def test_samples_of_a_batch_are_independent() -> None:
     model, latents, times = awake(), torch.randn(2, 3, 2, 8, 8), torch.tensor([0.2, 0.7])
     text, mask = states(3, 11)
     together = model(latents, times, text, mask)
@@ -76,14 +76,14 @@ def test_samples_of_a_batch_do_not_touch_each_other() -> None:
     assert torch.allclose(together[:1], alone, atol=1e-5)
 
 
-def test_what_stands_in_the_padding_of_a_text_is_not_read() -> None:
+def test_the_padding_of_a_text_is_ignored() -> None:
     model, latents, times = awake(), torch.randn(2, 3, 2, 8, 8), torch.tensor([0.2, 0.7])
     text, mask = states(3, 11)
     other = torch.where(mask.unsqueeze(-1), text, torch.full_like(text, 7.0))
     assert torch.allclose(model(latents, times, text, mask), model(latents, times, other, mask), atol=1e-6)
 
 
-def test_a_text_without_any_state_is_no_error() -> None:
+def test_a_text_without_states_is_accepted() -> None:
     model, latents = awake(), torch.randn(2, 3, 2, 8, 8)
     text, mask = states(0, 4)
     assert not mask[0].any()
@@ -94,7 +94,7 @@ def test_every_parameter_gets_a_gradient_and_names_are_those_that_adapters_look_
     model = awake()
     model(torch.randn(2, 3, 2, 8, 8), torch.rand(2), *states(3, 5)).square().mean().backward()
     for name, parameter in model.named_parameters():
-        # A shift of all keys moves nothing: the softmax does not see it, so its gradient is nought up to rounding.
+        # The softmax is invariant to a shift of all keys, so the gradient of a key bias is zero up to rounding.
         assert parameter.grad is not None and (parameter.grad.any() or name.endswith("k.bias")), name
     linears = {name for name, module in model.blocks[0].named_modules() if isinstance(module, nn.Linear)}
     attention = {f"{which}_attn.{end}" for which in ("self", "cross") for end in "qkvo"}
@@ -102,7 +102,7 @@ def test_every_parameter_gets_a_gradient_and_names_are_those_that_adapters_look_
 
 
 @pytest.mark.parametrize("mode", ["autocast", "whole"])
-def test_it_works_in_half_precision(mode: str) -> None:
+def test_the_model_works_in_half_precision(mode: str) -> None:
     model, latents, times = awake(), torch.randn(2, 3, 2, 8, 8), torch.rand(2)
     text = states(3, 5)
     exact = model(latents, times, *text)
@@ -113,7 +113,7 @@ def test_it_works_in_half_precision(mode: str) -> None:
 
 
 @pytest.mark.parametrize("dim", [6, 32, 100])
-def test_every_place_of_a_grid_has_its_own_embedding(dim: int) -> None:
+def test_every_position_of_a_grid_has_its_own_embedding(dim: int) -> None:
     places = grid_embedding((3, 4, 5), dim, CPU)
     assert places.shape == (60, dim)
     assert len(torch.unique(places, dim=0)) == 60

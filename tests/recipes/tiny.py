@@ -17,7 +17,7 @@ WORDS = ("a", "the", "red", "blue", "bike", "car", "cat", "dog", "street", "at",
 
 
 def make_tokenizer(folder: Path, max_length: int = 512) -> Any:
-    """A tokenizer of whole words, with T5's special tokens: </s> ends each text, and <pad> is 0."""
+    """Build a tokenizer of whole words with T5's special tokens: </s> ends each text, and <pad> is 0."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -45,7 +45,7 @@ def t5_config(kind: str = "umt5") -> dict[str, Any]:
 
 
 def shake(module: torch.nn.Module) -> Any:
-    """No zeros and no exact symmetry, so that every weight has a say."""
+    """Add noise to all parameters, so that none is zero, no symmetry is exact, and every weight affects the output."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.02)
@@ -103,7 +103,7 @@ def wan(folder: Path) -> Any:
 
 
 def wan_2_2(folder: Path) -> Any:
-    """Two experts, as A14B."""
+    """Build a model with two experts, like A14B."""
     from diffusers import UniPCMultistepScheduler, WanPipeline
 
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
@@ -112,7 +112,7 @@ def wan_2_2(folder: Path) -> Any:
 
 
 def wan_2_2_5b(folder: Path) -> Any:
-    """One timestep per token, as TI2V-5B."""
+    """Build a model with one timestep per token, like TI2V-5B."""
     from diffusers import UniPCMultistepScheduler, WanPipeline
 
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
@@ -126,7 +126,7 @@ def wan_2_2_5b(folder: Path) -> Any:
 
 
 def wan_2_2_i2v(folder: Path) -> Any:
-    """Two experts that are given the first frame, as I2V A14B, whose inputs are no states of CLIP."""
+    """Build a model with two experts that are given the first frame but no CLIP states, like I2V A14B."""
     from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline
 
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
@@ -389,7 +389,7 @@ def cog(folder: Path, kind: str = "CogVideoXPipeline", vae: Any = None, **change
 
 
 def cog_2b(folder: Path) -> Any:
-    """Without rotary positions, as CogVideoX 2B."""
+    """Build a model without rotary positions, like CogVideoX 2B."""
     return cog(folder, use_rotary_positional_embeddings=False)
 
 
@@ -398,7 +398,7 @@ def cog_i2v(folder: Path) -> Any:
 
 
 def cog_fun(folder: Path) -> Any:
-    """A control video beside the noisy latents."""
+    """Build a model that receives a control video in addition to the noisy latents."""
     return cog(folder, "CogVideoXFunControlPipeline", in_channels=8)
 
 
@@ -415,7 +415,7 @@ def cog_1_5_i2v(folder: Path) -> Any:
 def hunyuan(
     folder: Path, kind: str = "HunyuanVideoPipeline", more: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    """more: components of the pipeline, in place of its own."""
+    """Build HunyuanVideo. more: components of the pipeline that replace the default ones."""
     import diffusers
     from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel
 
@@ -475,8 +475,8 @@ def clip_processor(size: int) -> Any:
 
 
 def llava(folder: Path) -> dict[str, Any]:
-    """A text encoder that sees 24 x 24 patches, and a tokenizer in whose words the template has as many tokens as in
-    the real one: 103 before the text, and the image as the sixth."""
+    """Build a text encoder with 24 x 24 image patches, and a tokenizer whose template has as many tokens as the real
+    one: 103 before the text, of which the image is the sixth."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import (
         CLIPVisionConfig,
@@ -507,18 +507,18 @@ def llava(folder: Path) -> dict[str, Any]:
 
 
 def hunyuan_i2v(folder: Path) -> Any:
-    """The first frame beside the noisy latents."""
+    """Build a model that receives the first frame in addition to the noisy latents."""
     changes = {"in_channels": 9, "image_condition_type": "latent_concat", "guidance_embeds": False}
     return hunyuan(folder, "HunyuanVideoImageToVideoPipeline", llava(folder), **changes)
 
 
 def hunyuan_i2v_replace(folder: Path) -> Any:
-    """The first frame in place of the first noisy latents."""
+    """Build a model in which the first frame replaces the first noisy latents."""
     return hunyuan(folder, "HunyuanVideoImageToVideoPipeline", llava(folder), image_condition_type="token_replace")
 
 
 def hunyuan_1_5(folder: Path, kind: str = "HunyuanVideo15Pipeline", **more: Any) -> Any:
-    """more: further components of the pipeline."""
+    """Build HunyuanVideo 1.5. more: additional components of the pipeline."""
     import diffusers
     from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5Config, T5EncoderModel
 
@@ -539,7 +539,7 @@ def hunyuan_1_5(folder: Path, kind: str = "HunyuanVideo15Pipeline", **more: Any)
         image_embed_dim=8,
         rope_axes_dim=(2, 4, 4),
         task_type="i2v" if more else "t2v",
-        target_size=32,  # side of the square whose area a picture is scaled to
+        target_size=32,  # side of the square whose area an image is scaled to
     )
     text = Qwen2_5_VLTextConfig(
         hidden_size=16,
@@ -551,7 +551,7 @@ def hunyuan_1_5(folder: Path, kind: str = "HunyuanVideo15Pipeline", **more: Any)
         rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]},
     )
     tokenizer = make_tokenizer(folder / "own_tokenizer", 2000)
-    # As many tokens before the text as in the real template, and at least one after it.
+    # The template has as many tokens before the text as the real one, and at least one after it.
     before = "{{ 'the ' * 108 if m['role'] == 'system' else m['content'] }}"
     tokenizer.chat_template = f"{{% for m in messages %}}{before}{{% endfor %}} assistant"
     return getattr(diffusers, kind)(
@@ -603,7 +603,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "hunyuanvideo1.5-i2v": hunyuan_1_5_i2v,
 }
 
-#: Models whose recipes need more of a dataset than clips and captions.
+#: Models whose recipes need a dataset with more than clips and captions.
 WITH_INPUTS: dict[str, Callable[[Path], Any]] = {
     "ltx-2-audio": ltx_2,
     "cogvideox-fun": cog_fun,
@@ -611,7 +611,7 @@ WITH_INPUTS: dict[str, Callable[[Path], Any]] = {
 
 
 def make_model(name: str, folder: Path, seed: int = 0) -> Path:
-    """Write the folder of a tiny pipeline, the same for the same seed."""
+    """Write the folder of a tiny pipeline, which depends only on the name and the seed."""
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -620,5 +620,5 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-if __name__ == "__main__":  # for trying things out: python -m tests.recipes.tiny wan2.1 FOLDER
+if __name__ == "__main__":  # for manual use: python -m tests.recipes.tiny wan2.1 FOLDER
     print(json.dumps(sorted(str(one) for one in make_model(sys.argv[1], Path(sys.argv[2])).iterdir())))

@@ -1,4 +1,4 @@
-"""Training configurations for tests, with changes by dotted names, as `--set` writes them."""
+"""Training configurations for tests, changed by dotted names as with `--set`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ Config = TypeVar("Config")
 def train_config(
     dataset: str | Path | dict[str, Any], output: Path, changes: Mapping[str, Any] | None = None
 ) -> TrainConfig:
-    """The defaults of a run on CPUs, with changes."""
+    """Return the default configuration of a run on CPUs, with changes."""
     data = DataConfig(dataset=dataset if isinstance(dataset, dict) else str(dataset))
     return changed(TrainConfig(output=output, data=data, accelerate=AccelerateConfig(cpu=True)), changes or {})
 
 
 def combined(usual: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The usual changes and others, which win: a whole section, {"checkpoints": …}, over all of its options."""
+    """Merge changes into the usual ones; a whole section in `changes`, {"checkpoints": …}, replaces all its usual
+    options."""
     sections = set(changes or ())
     return {name: value for name, value in usual.items() if name.partition(".")[0] not in sections} | dict(
         changes or {}
@@ -29,7 +30,7 @@ def combined(usual: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dic
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
-    """A copy with other values for options: {"data.batch_size": 2}."""
+    """Return a copy with other values for the named options: {"data.batch_size": 2}."""
     whole = {name: value for name, value in changes.items() if "." not in name}
     sections: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():

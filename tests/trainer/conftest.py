@@ -1,4 +1,4 @@
-"""What the room's tests share: one thread, and a small dataset."""
+"""Fixtures shared by the trainer's tests: a single thread, and a small dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.loader.conftest import SMALL, TALL, build_dataset
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    # Two threads wait for each other at every small operation, which on a busy machine takes a hundred times as long.
+    # Two threads synchronize at every small operation, which takes a hundred times as long on a busy machine.
     torch.set_num_threads(1)
 
 

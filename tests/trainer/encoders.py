@@ -1,4 +1,4 @@
-"""Modules that encode, for tests of split training's first stage."""
+"""Training modules with encoders, for tests of the first stage of split training."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from tests.trainer.modules import UserTraining
 
 
 class Encoding(UserTraining):
-    """draws: its latents are drawn, as from a posterior. log: where it writes down what it encodes, a file a process
-    that names its GPUs; pause: how long that takes; neither is part of what a sidecar is made with."""
+    """A module that encodes.
+
+    draws: scale of the random part of the latents, as from a posterior. log: folder for one file per process with the
+    encoded keys; the file is named after the process and its GPUs. pause: seconds per batch. A sidecar depends on
+    `draws` only.
+    """
 
     encoder_args = ("draws",)
 
@@ -39,7 +43,7 @@ class Encoding(UserTraining):
 
 
 class Controlled(Encoding):
-    """Encodes a control video too, which the model sees added to its latents."""
+    """A module that also encodes a control video and adds it to the latents of the model."""
 
     def encode(self, batch: Any) -> dict[str, Any]:
         assert self.vae is not None
@@ -50,7 +54,7 @@ class Controlled(Encoding):
 
 
 class Hearing(SmallTraining):
-    """The small module with audio, which takes `pause` seconds per batch to encode."""
+    """The small module with audio, which takes `pause` seconds longer to encode a batch."""
 
     pause = 0.0
 
@@ -74,7 +78,7 @@ def build(task: str = "sft", **arguments: Any) -> Encoding:
 
 
 def build_pretrained(folder: str, task: str = "sft") -> UserTraining:
-    """Loads its encoder itself, as from_pretrained does."""
+    """Build a module that loads its encoder itself, like from_pretrained."""
     module = UserTraining(encoder=task != "sft:train")
     if module.vae is not None:
         module.vae.load_state_dict(load_file(Path(folder) / "vae.safetensors"))

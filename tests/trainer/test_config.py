@@ -59,7 +59,7 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
         (["accelerate.mixed_precision=fp8"], "accelerate.mixed_precision is \"fp8\"; allowed: 'no', 'fp16' or 'bf16'"),
     ],
 )
-def test_what_cannot_be_is_named(overrides: list[str], message: str) -> None:
+def test_invalid_values_are_named(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(TrainConfig, None, [*REQUIRED, *overrides])
 
@@ -71,7 +71,7 @@ def test_resume_is_latest_a_path_or_none(text: str, value: Any) -> None:
     assert load_config(TrainConfig, None, [*REQUIRED, f"checkpoints.resume={text}"]).checkpoints.resume == value
 
 
-def test_the_learning_rate_goes_as_its_schedule_says() -> None:
+def test_the_learning_rate_follows_its_schedule() -> None:
     constant = OptimizerConfig(lr=1.0, warmup_steps=4)
     assert [constant.lr_at(step, 8) for step in (1, 2, 4, 5, 8, 1000)] == [0.25, 0.5, 1.0, 1.0, 1.0, 1.0]
     assert OptimizerConfig(lr=1.0).lr_at(1, 8) == 1.0

@@ -30,7 +30,7 @@ def config_of(dataset: Path, output: Path, num_steps: int) -> TrainConfig:
 def test_a_dataset_trains_and_resumes_to_the_same_losses(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """PLAN-5: over the end of an epoch, with the real loader."""
+    """PLAN-5: with the real loader, a run resumes to the same losses across the end of an epoch."""
     with caplog.at_level(logging.INFO, "streamvid.trainer"):
         whole = train(config_of(dataset, tmp_path / "whole", 8))
         assert whole.eval_loss is not None
@@ -55,7 +55,7 @@ def test_the_command_trains_and_names_mistakes(dataset: Path, tmp_path: Path) ->
         command.main(["--config", str(file), "--set", "optimizer.rl=1"], standalone_mode=False)
 
 
-def test_a_dataset_that_grew_is_not_resumed_as_if_it_had_not(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_on_a_dataset_that_grew(dataset: Path, tmp_path: Path) -> None:
     train(config_of(dataset, tmp_path / "run", 2))
     other = build_dataset(tmp_path / "other", {SMALL: [4, 4], TALL: [3]})
     with pytest.raises(StateError, match="run/state/step-2 does not match the data of this run; .* another output"):
@@ -69,7 +69,7 @@ def test_a_missing_batch_size_is_named(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_step_is_refused(dataset: Path, tmp_path: Path) -> None:
-    """An epoch that carries all of its samples leaves nothing to save."""
+    """A run is refused if its only epoch would carry all samples over and leave nothing to save."""
     config = changed(config_of(dataset, tmp_path / "run", 1), {"max_steps": None, "data.batch_size": 100})
     with pytest.raises(ConfigError, match=r"num_epochs=1: the run would have no step.*data\.max_tokens_per_batch"):
         train(config)

@@ -1,4 +1,4 @@
-"""Split training's first stage: what it writes is right, the same however it is run, and refused once it is stale."""
+"""Tests of the first stage of split training: correct features, however they are made, and refused once stale."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ ENCODERS = "tests.trainer.encoders:build"
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two buckets, five shards, 23 samples."""
+    """Two buckets, five shards and 23 samples."""
     return build_dataset(tmp_path_factory.mktemp("base"), LAYOUT)
 
 
 def encoding(base: Path, sidecar: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """A run that encodes, two visits a sample."""
+    """Return the configuration of a run that encodes two visits per sample."""
     usual = {
         "task": "sft:data_process",
         "data.features": FeaturesConfig(url=str(sidecar), num_visits=2),
@@ -74,18 +74,18 @@ def save_encoder(path: Path, factor: float = 1.0) -> None:
 
 
 def training(config: TrainConfig, output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """A run that reads what another one encoded."""
+    """Return the configuration of a run that reads what another one encoded."""
     return changed(config, {"task": "sft:train", "output": output, **(changes or {})})
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """Content of the features, without the note of the command about their dataset."""
+    """Return the content of the features, without the command's note about their dataset."""
     return {path: data for path, data in tree_of(root).items() if Path(path).name != NOTE}
 
 
 @pytest.fixture(scope="module")
 def sidecar(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Encoded by one process that nothing interrupts."""
+    """Features encoded by one uninterrupted process."""
     root = tmp_path_factory.mktemp("whole") / "sidecar"
     result = encode(encoding(dataset, root))
     assert result.is_sealed and (result.num_shards, result.num_samples, result.num_missing) == (5, 23, 0)
@@ -93,7 +93,7 @@ def sidecar(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stored(dataset: Path, sidecar: Path, num_visits: int) -> dict[tuple[str, int], dict[str, torch.Tensor]]:
-    """All that a sidecar holds, by key and visit, as its reader finds it."""
+    """Return all tensors of a sidecar by key and visit, as its reader finds them."""
     base, found = open_dataset(dataset), {}
     opened = open_sidecar(sidecar)
     for shard in base.shards:
@@ -107,8 +107,8 @@ def stored(dataset: Path, sidecar: Path, num_visits: int) -> dict[tuple[str, int
     return found
 
 
-def test_one_shard_s_loader_shows_what_the_whole_dataset_s_does(dataset: Path) -> None:
-    """SAMPLE-1: pixels and captions of a visit are the same whether a loader has one shard or all of them."""
+def test_a_loader_of_one_shard_delivers_the_same_samples(dataset: Path) -> None:
+    """SAMPLE-1: the pixels and captions of a visit are the same whether a loader has one shard or all of them."""
     opened, whole = open_dataset(dataset), {}
     options: dict[str, Any] = {
         "batch_size": 2,
@@ -131,10 +131,8 @@ def test_one_shard_s_loader_shows_what_the_whole_dataset_s_does(dataset: Path) -
 
 
 @pytest.mark.parametrize("num_parts", [2, 3])
-def test_parts_that_do_not_know_each_other_make_the_same_bytes(
-    dataset: Path, sidecar: Path, tmp_path: Path, num_parts: int
-) -> None:
-    """SHARD-1: jobs of an array, in any order; the one that is done last seals."""
+def test_independent_parts_write_the_same_bytes(dataset: Path, sidecar: Path, tmp_path: Path, num_parts: int) -> None:
+    """SHARD-1: the jobs of an array run in any order, and the last one to finish seals the sidecar."""
     root = tmp_path / "sidecar"
     parts = [encode(encoding(dataset, root), World(rank, num_parts)) for rank in reversed(range(num_parts))]
     assert [part.is_sealed for part in parts] == [False] * (num_parts - 1) + [True]
@@ -142,8 +140,8 @@ def test_parts_that_do_not_know_each_other_make_the_same_bytes(
     assert files_of(root) == files_of(sidecar)
 
 
-def test_a_filter_of_the_dataset_leaves_no_sample_out(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
-    """Each sample has its own tensors, whatever is trained on."""
+def test_a_filter_of_the_dataset_excludes_no_sample(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
+    """All samples are encoded, even if the dataset's filter selects fewer for training."""
     source = {"url": str(dataset), "where": 'endswith(key, "1")'}
     assert encode(encoding(dataset, tmp_path / "sidecar", {"data.dataset": source})).num_samples == 23
     assert files_of(tmp_path / "sidecar") == files_of(sidecar)
@@ -153,7 +151,7 @@ def test_a_filter_of_the_dataset_leaves_no_sample_out(dataset: Path, sidecar: Pa
 def test_ranks_of_a_launch_make_the_same_bytes_and_each_sample_once(
     dataset: Path, sidecar: Path, tmp_path: Path, ranks: int
 ) -> None:
-    """SHARD-1: five shards for two or three ranks, which exchange nothing but their start."""
+    """SHARD-1: two or three ranks share five shards and communicate only at their start."""
     processes = start(
         encoding(dataset, tmp_path / "sidecar", {"model.args": {"draws": 0.5, "log": str(tmp_path)}}), ranks
     )
@@ -161,15 +159,15 @@ def test_ranks_of_a_launch_make_the_same_bytes_and_each_sample_once(
     logs = [file.read_text().split() for file in tmp_path.glob("encoded-*")]
     assert len(logs) == ranks
     counts = Counter(key for log in logs for key in log)
-    assert len(counts) == 23 and set(counts.values()) == {2}  # visits
+    assert len(counts) == 23 and set(counts.values()) == {2}  # each sample is encoded for two visits
     assert files_of(tmp_path / "sidecar") == files_of(sidecar)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_killed_and_run_again_it_ends_with_the_same_bytes_and_repeats_no_shard(
+def test_a_killed_encoding_resumes_to_the_same_bytes_and_repeats_no_shard(
     dataset: Path, sidecar: Path, tmp_path: Path, kills: int
 ) -> None:
-    """SHARD-1: kill -9 at seeded moments, two ranks; the last run has one."""
+    """SHARD-1: two ranks are killed with kill -9 at seeded moments; a single rank finishes."""
     draw, root, done = random.Random(kills), tmp_path / "sidecar", set[str]()
     for number in range(kills):
         log = tmp_path / f"log-{number}"
@@ -196,15 +194,15 @@ def _keys_of_finished(dataset: Path, root: Path) -> set[str]:
 
 
 def _record(root: Path, shard: ShardInfo) -> Path:
-    """What says that a shard of a sidecar that is not sealed is finished."""
+    """Return the file that marks a shard of an unsealed sidecar as finished."""
     return root / ".staging" / f"{shard.bucket_id}-{shard.number:06d}.json"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_between_two_batches_and_it_goes_on(
+def test_a_signal_ends_the_encoding_between_batches_and_it_resumes(
     dataset: Path, sidecar: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """STOP-1: nothing half done is left but finished shards; waiting for other ranks is no obstacle."""
+    """STOP-1: a signal leaves only finished shards, and the next run completes the sidecar."""
     processes = start(
         encoding(dataset, tmp_path / "sidecar", {"model.args": {"draws": 0.5, "log": str(tmp_path), "pause": 0.1}})
     )
@@ -217,9 +215,9 @@ def test_a_signal_ends_it_between_two_batches_and_it_goes_on(
     assert files_of(tmp_path / "sidecar") == files_of(sidecar)
 
 
-def test_what_is_stored_is_what_the_module_makes_of_that_visit(dataset: Path, tmp_path: Path) -> None:
-    """Of each sample and visit what `encode` makes of what a loader shows then, in the dtype that was asked for; all
-    captions, as which are dropped is drawn in training."""
+def test_stored_tensors_equal_those_encoded_from_the_loader(dataset: Path, tmp_path: Path) -> None:
+    """For every sample and visit, the stored tensors equal what `encode` makes of the loader's batch, in the requested
+    dtype. All captions are stored, because training draws which ones are dropped."""
     source = {"url": str(dataset), "captions": {"dropout": 1.0}}
     config = encoding(
         dataset,
@@ -255,8 +253,8 @@ USER_MODEL = ModelConfig(factory=ENCODERS, args={"draws": 0.0, "dropout": 0.1})
 def test_a_split_run_has_the_losses_of_one_stage(
     dataset: Path, tmp_path: Path, model: ModelConfig, bound: float
 ) -> None:
-    """The same batches, seeds and tensors, captions dropped and dropout drawn alike, and so the same losses, step by
-    step, over two epochs of two visits: exactly with the small module, which encodes each clip alone."""
+    """Batches, seeds, tensors, dropped captions and dropout are the same, so all losses over two epochs of two visits
+    are equal: exactly with the small module, which encodes each clip separately."""
     source = {"url": str(dataset), "captions": {"dropout": 0.3}}
     config = encoding(
         dataset, tmp_path / "sidecar", {"data.dataset": source, "model": model, "num_epochs": 2, "max_steps": None}
@@ -269,8 +267,8 @@ def test_a_split_run_has_the_losses_of_one_stage(
     assert all(split[step] == pytest.approx(losses[step], rel=bound, abs=0) for step in losses)
 
 
-def test_a_control_video_is_encoded_once_too(tmp_path: Path) -> None:
-    """What a module reads besides, `encode` reads in the first stage; one config serves both, and one stage."""
+def test_control_videos_are_encoded_too(tmp_path: Path) -> None:
+    """Extra inputs are encoded in the first stage; one config serves both stages as well as a run in one stage."""
     source = write_rows(tmp_path / "metadata.jsonl", make_rows(tmp_path, 3))
     options = shard_options(buckets=parse_buckets("96x64@9"), workers=1, media=MEDIA)
     assert sharder.shard(source, tmp_path / "ds", options).num_samples == 3
@@ -284,8 +282,8 @@ def test_a_control_video_is_encoded_once_too(tmp_path: Path) -> None:
     assert len(losses) == 3 and losses_in(tmp_path / "split") == pytest.approx(losses, rel=1e-5)
 
 
-def test_fields_of_both_ways_are_alike(dataset: Path, sidecar: Path) -> None:
-    """What `forward` finds in a batch has the same names, shapes and masks whether it was made now or before."""
+def test_batch_fields_are_alike_in_one_stage_and_in_two(dataset: Path, sidecar: Path) -> None:
+    """Batch fields have the same names, shapes and masks whether they are encoded now or were stored before."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "seed": 0}
     module = build(draws=0.0)
     with VideoLoader(dataset, **options) as now, VideoLoader(dataset, features=sidecar, **options) as before:
@@ -297,9 +295,9 @@ def test_fields_of_both_ways_are_alike(dataset: Path, sidecar: Path) -> None:
             assert torch.equal(made.words_mask, read.words_mask)
 
 
-def test_bad_samples_have_no_tensors_and_nobody_else_s(tmp_path: Path) -> None:
-    """BAD-1: what takes a bad sample's place when it is encoded is not stored as it; a shard without a good one has
-    none, and readers take others."""
+def test_bad_samples_have_no_tensors(tmp_path: Path) -> None:
+    """BAD-1: a bad sample's substitute is not stored in its place; a shard of bad samples only has no tensors, and
+    readers substitute other samples."""
     layout: dict[Bucket, list[int]] = {SMALL: [4, 1, 3], LONG: [2]}
     cut = clip_bytes(0, SMALL.width * 2, SMALL.height * 2, 24)[:3000]
     bad = [f"{SMALL.id}-{number}" for number in (1, 4, 7)]
@@ -324,7 +322,7 @@ def test_bad_samples_have_no_tensors_and_nobody_else_s(tmp_path: Path) -> None:
 
 
 def test_clips_that_several_buckets_store_are_encoded_in_all_of_them(tmp_path: Path) -> None:
-    """PLAN-4: whichever bucket an epoch draws for a clip, its tensors are there."""
+    """PLAN-4: a clip has tensors in every bucket that an epoch may draw for it."""
     videos = tmp_path / "videos"
     videos.mkdir()
     for number in range(4):
@@ -343,7 +341,7 @@ def test_clips_that_several_buckets_store_are_encoded_in_all_of_them(tmp_path: P
 def test_a_bucket_gets_the_bytes_of_a_folder(
     dataset: Path, sidecar: Path, tmp_path: Path, moto_server: S3Server, s3_env: S3Env
 ) -> None:
-    """FETCH-2, SHARD-1: dataset and sidecar in an object store, made by two parts, trained from there."""
+    """FETCH-2, SHARD-1: in an object store, two parts write the same bytes as in a folder, and training reads them."""
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(dataset, bucket, "dataset/")
@@ -356,8 +354,8 @@ def test_a_bucket_gets_the_bytes_of_a_folder(
     assert train(training(config, tmp_path / "out", {"max_steps": 2})).step == 2
 
 
-def test_too_many_bad_samples_end_it(tmp_path: Path) -> None:
-    """BAD-1: beyond the share that is allowed the run fails, a shard without a good sample too."""
+def test_too_many_bad_samples_end_the_encoding(tmp_path: Path) -> None:
+    """BAD-1: the run fails above the allowed fraction of bad samples, also for a shard without a good sample."""
     cut = clip_bytes(0, SMALL.width * 2, SMALL.height * 2, 24)[:3000]
     dataset = build_dataset(tmp_path / "ds", {SMALL: [3, 12]}, damage={f"{SMALL.id}-{n}": cut for n in range(3, 15)})
     with pytest.raises(SampleError, match="max_bad_fraction"):
@@ -381,8 +379,8 @@ STALE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", [*STALE, "dataset"])
-def test_a_stale_sidecar_is_refused_by_what_changed(dataset: Path, sidecar: Path, tmp_path: Path, what: str) -> None:
-    """By who reads it and by who would go on with it, naming both values."""
+def test_a_stale_sidecar_is_refused(dataset: Path, sidecar: Path, tmp_path: Path, what: str) -> None:
+    """Training and resumed encoding both refuse a stale sidecar; the error names the old and the new value."""
     changes, said = STALE.get(what, ({}, r"fingerprints\.|content"))
     if what == "dataset":
         changes = {"data.dataset": str(build_dataset(tmp_path / "other", {SMALL: [2]}))}
@@ -397,8 +395,8 @@ def test_a_stale_sidecar_is_refused_by_what_changed(dataset: Path, sidecar: Path
     assert files_of(sidecar) == before
 
 
-def test_what_encoders_do_not_depend_on_may_change(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
-    """A module that names its `encoder_args` trains other sizes of model on one sidecar; dropout of captions too."""
+def test_settings_that_encoders_do_not_depend_on_may_change(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
+    """If a module names its `encoder_args`, one sidecar serves models of other sizes and other caption dropout."""
     model = ModelConfig(factory=ENCODERS, args={"draws": 0.5, "dim": 8, "dropout": 0.5})
     source = {"url": str(dataset), "captions": {"dropout": 0.5}}
     config = training(
@@ -408,7 +406,7 @@ def test_what_encoders_do_not_depend_on_may_change(dataset: Path, sidecar: Path,
 
 
 def test_other_weights_of_an_encoder_are_named_and_those_of_other_models_are_not(dataset: Path, tmp_path: Path) -> None:
-    """A sidecar knows its encoders' weight files by name and checksum, and nothing of files of what trains."""
+    """A sidecar records the names and checksums of its encoders' weight files, and ignores those of trained models."""
 
     def weights(name: str, seed: int) -> str:
         path = tmp_path / f"{name}.safetensors"
@@ -437,10 +435,10 @@ def test_other_weights_of_an_encoder_are_named_and_those_of_other_models_are_not
         shutil.rmtree(root)
 
 
-def test_an_encoder_that_comes_with_its_weights_is_known_by_them(
+def test_an_encoder_that_loads_itself_is_identified_by_its_tensors(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As one by from_pretrained: neither its folder nor the name of the factory counts, a changed tensor does."""
+    """An encoder loaded as by from_pretrained is identified by its tensors, not by its folder or the factory's name."""
     folder, moved = tmp_path / "models", tmp_path / "elsewhere" / "models"
     folder.mkdir()
     save_encoder(folder / "vae.safetensors")
@@ -458,10 +456,10 @@ def test_an_encoder_that_comes_with_its_weights_is_known_by_them(
     folder.rename(moved)
     for name, steps in (("build_pretrained", 3), ("build_renamed", 4)):
         few = changed(few, {"model": model(name, moved), "max_steps": steps})
-        assert train(few).step == steps, "resumed"
+        assert train(few).step == steps, "the run was not resumed"
     assert encode(changed(config, {"model": few.model})).is_sealed
     caplog.clear()
-    moved.rename(folder)  # not where the configuration says
+    moved.rename(folder)  # the configured folder no longer exists
     assert train(changed(few, {"max_steps": 5})).step == 5
     assert "may be stale: their encoders cannot be built here" in caplog.text
     save_encoder(folder / "vae.safetensors", 1.5)
@@ -472,7 +470,7 @@ def test_an_encoder_that_comes_with_its_weights_is_known_by_them(
 
 
 def test_a_run_is_not_resumed_on_other_frozen_weights(dataset: Path, tmp_path: Path) -> None:
-    """Moved files resume, files of equal names with other weights do not."""
+    """A run is not resumed if a frozen model's weights changed in a file of the same name."""
     path = tmp_path / "vae.safetensors"
     save_encoder(path)
     model = ModelConfig(factory="tests.trainer.encoders:build_pretrained", args={"folder": str(tmp_path)})
@@ -483,7 +481,7 @@ def test_a_run_is_not_resumed_on_other_frozen_weights(dataset: Path, tmp_path: P
         train(changed(config, {"max_steps": 2}))
 
 
-def test_what_cannot_be_encoded_is_said_before_anything_is_written(dataset: Path, tmp_path: Path) -> None:
+def test_impossible_encodings_are_refused_before_anything_is_written(dataset: Path, tmp_path: Path) -> None:
     root = tmp_path / "sidecar"
     with pytest.raises(ConfigError, match="has no method `encode`"):
         encode(encoding(dataset, root, {"model": ModelConfig(factory="tests.trainer.encoders:build_without_encode")}))

@@ -1,4 +1,4 @@
-"""That runs are what they would have been: killed ones, those of other ranks, those in smaller batches."""
+"""Tests that training is reproducible: after kills, with other numbers of ranks, and with smaller batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def keys_seen(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tmp_path: Path, kills: int) -> None:
-    """PLAN-5: kill -9 at seeded moments, in steps and in the midst of saving; dropout, EMA and evaluation included."""
+    """PLAN-5: kill -9 hits seeded moments, during steps and saves; dropout, EMA and evaluation are included."""
     optimizer = OptimizerConfig(lr=1e-2, ema_decay=0.9, schedule="cosine", warmup_steps=3)
     changes: dict[str, Any] = {
         "max_steps": 12 * kills,
@@ -70,8 +70,8 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_preempted_job_goes_on_where_it_was(dataset: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """A signal as Slurm sends it leaves a checkpoint of that very step: no sample is trained on twice, or not at all."""
+def test_a_preempted_job_resumes_at_the_same_step(dataset: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """A signal like Slurm's leaves a checkpoint of the current step, so every sample is trained on exactly once."""
     model = ModelConfig(factory=LOGGED, args={"log": str(tmp_path), "pause": 0.05})
     config = config_of(dataset, tmp_path / "run", {"max_steps": None, "num_epochs": 1, "model": model})
     process = start(config)
@@ -86,8 +86,8 @@ def test_a_preempted_job_goes_on_where_it_was(dataset: Path, tmp_path: Path, num
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_run_goes_on_with_other_ranks(dataset: Path, tmp_path: Path, ranks: int) -> None:
-    """PLAN-4, PLAN-5: over the change each sample of the epoch once; what stays of the global batch stays of the loss."""
+def test_a_run_resumes_with_other_ranks(dataset: Path, tmp_path: Path, ranks: int) -> None:
+    """PLAN-4, PLAN-5: each sample of the epoch comes once, and losses stay similar with the same global batch size."""
     size = {2: 3, 3: 2}[ranks]
     model = ModelConfig(factory=LOGGED, args={"log": str(tmp_path)})
     shrinking = {"data.batch_size": 6, "data.loader": {"tail": "shrink"}}
@@ -102,7 +102,7 @@ def test_a_run_goes_on_with_other_ranks(dataset: Path, tmp_path: Path, ranks: in
     run(after, ranks=ranks)
     seen = Counter(keys_seen(tmp_path))
     assert len(seen) == 18
-    # A last step that does not come out even repeats fewer samples than there are ranks (PLAN-4, "shrink").
+    # An uneven last step repeats fewer samples than there are ranks (PLAN-4, "shrink").
     assert sum(seen.values()) - len(seen) < 2 * ranks
     ours, theirs = losses_in(config.output), losses_in(alone.output)
     assert ours.keys() == theirs.keys()
@@ -113,7 +113,7 @@ def test_a_run_goes_on_with_other_ranks(dataset: Path, tmp_path: Path, ranks: in
 def train_by_hand(
     dataset: Path, batch_size: int, ranks: int, accumulate: int, steps: int
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Plain gradient descent on the mean loss of all samples that all ranks take in a step: weights, and its losses."""
+    """Run plain gradient descent on the mean loss over the samples of all ranks; return the weights and the losses."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = UserTraining()
@@ -138,10 +138,10 @@ def train_by_hand(
     ("ranks", "batch_size", "accumulate"),
     [(1, 4, 1), (1, 2, 2), (1, 3, 3), (2, 3, 2), pytest.param(2, 2, 1, marks=pytest.mark.slow)],
 )
-def test_a_step_is_one_of_the_mean_loss_of_all_its_samples(
+def test_a_step_follows_the_mean_loss_of_all_its_samples(
     dataset: Path, tmp_path: Path, ranks: int, batch_size: int, accumulate: int
 ) -> None:
-    """Over ranks and accumulated batches, buckets mixed, and last batches that are smaller than others."""
+    """A step uses the mean over all ranks and accumulated batches, with mixed buckets and smaller last batches."""
     weights, losses = train_by_hand(dataset, batch_size, ranks, accumulate, 5)
     plain = OptimizerConfig(factory="torch.optim:SGD", lr=0.05, betas=None, weight_decay=0.0, grad_clip=None)
     model = ModelConfig(factory="tests.trainer.modules:build")
@@ -184,7 +184,7 @@ def test_unused_parameters_are_allowed_by_the_config_or_by_the_module(
     assert len(losses_in(config.output)) == 3
 
 
-def test_the_same_seed_is_the_same_run_and_another_is_another(dataset: Path, tmp_path: Path) -> None:
+def test_the_seed_determines_the_run(dataset: Path, tmp_path: Path) -> None:
     found = []
     for name, seed in itertools.product("ab", (0, 1)):
         config = trained(dataset, tmp_path / f"{name}{seed}", {"max_steps": 3, "seed": seed})

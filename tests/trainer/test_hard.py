@@ -1,4 +1,4 @@
-"""What users' modules and hands do that a run has to bear, or to refuse before it costs anything."""
+"""Tests of difficult cases in users' modules, settings and signals that a run must tolerate or refuse early."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Telling(UserTraining):
-    """Says of its loss what `tell` makes of it."""
+    """A module that returns `tell(module, loss)` as its loss."""
 
     def __init__(self, tell: Any) -> None:
         super().__init__()
@@ -58,24 +58,28 @@ class Tupled(UserTraining):
         return found | {"words": tuple(found["words"])}
 
 
-def told(dataset: Path, output: Path, tell: Any, changes: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The lines of a run whose module tells so."""
+def metrics_of(
+    dataset: Path, output: Path, tell: Any, changes: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Train a module with this loss and return the lines of its metrics."""
     train(config_of(dataset, output, {"max_steps": 2, **(changes or {})}), module=Telling(tell))
     return metrics_in(output)
 
 
-def test_figures_of_a_module_need_not_be_tensors_nor_numbers(dataset: Path, tmp_path: Path) -> None:
-    """A mean over nothing is NaN: that is no reason to end a run."""
-    lines = told(dataset, tmp_path / "run", lambda _, loss: {"loss": loss, "half": 0.5, "none": torch.tensor(NAN)})
+def test_metrics_of_a_module_may_be_floats_or_nan(dataset: Path, tmp_path: Path) -> None:
+    """A metric may be a float or NaN, such as a mean over no values; neither ends the run."""
+    lines = metrics_of(
+        dataset, tmp_path / "run", lambda _, loss: {"loss": loss, "half": 0.5, "none": torch.tensor(NAN)}
+    )
     assert [(line["half"], line["none"]) for line in lines if "loss" in line] == [(0.5, None)] * 2
 
 
-def test_a_figure_by_the_name_of_ours_takes_no_place(dataset: Path, tmp_path: Path) -> None:
-    lines = told(dataset, tmp_path / "run", lambda _, loss: {"loss": loss, "step": loss.mean()})
+def test_a_metric_of_a_module_does_not_replace_a_built_in_one(dataset: Path, tmp_path: Path) -> None:
+    lines = metrics_of(dataset, tmp_path / "run", lambda _, loss: {"loss": loss, "step": loss.mean()})
     assert [line["step"] for line in lines if "loss" in line] == [1, 2]
 
 
-def test_a_figure_that_some_ranks_lack_is_the_mean_of_the_others() -> None:
+def test_a_metric_that_some_ranks_lack_is_the_mean_over_the_others() -> None:
     spent = {"seconds": 1.0, "data_wait_seconds": 0.0, "data_wait_share": 0.0}
     batches = [BucketLoss("a", 1.0, 1, 1)]
     merged = merge_reports([RankReport(1.0, figures, batches, spent, 1, 1) for figures in ({}, {"x": 2.0}, {"x": 4.0})])
@@ -93,20 +97,20 @@ def test_a_figure_that_some_ranks_lack_is_the_mean_of_the_others() -> None:
         lambda _, loss: torch.cat([loss, loss]),
     ],
 )
-def test_what_is_no_loss_is_refused(dataset: Path, tmp_path: Path, tell: Any) -> None:
+def test_invalid_losses_are_refused(dataset: Path, tmp_path: Path, tell: Any) -> None:
     with pytest.raises(ConfigError, match="the loss from Telling is not valid"):
-        told(dataset, tmp_path / "run", tell)
+        metrics_of(dataset, tmp_path / "run", tell)
 
 
-def test_weights_that_are_no_numbers_take_no_checkpoints_place(dataset: Path, tmp_path: Path) -> None:
-    """Steps between two lines, or the one that is saved, may spoil the weights: what was saved before stays."""
+def test_invalid_weights_never_replace_a_checkpoint(dataset: Path, tmp_path: Path) -> None:
+    """Invalid weights are never saved, even if they appear between two log lines: the last valid checkpoint stays."""
 
     def tell(module: Telling, loss: Tensor) -> Tensor:
         return loss * (NAN if module.steps >= 3 else 1.0)
 
     with pytest.raises(StreamvidError, match=r"lower optimizer\.lr"):
         changes = {"max_steps": 8, "checkpoints": CheckpointConfig(steps=1, keep=1), "logging.steps": 8}
-        told(dataset, tmp_path / "run", tell, changes)
+        metrics_of(dataset, tmp_path / "run", tell, changes)
     assert [path.name for path in (tmp_path / "run" / "state").iterdir()] == ["step-2"]
     saved = [load_file(path) for path in (tmp_path / "run").glob("*.safetensors")]
     assert len(saved) == 2
@@ -114,12 +118,12 @@ def test_weights_that_are_no_numbers_take_no_checkpoints_place(dataset: Path, tm
 
 
 def test_noise_of_an_evaluation_is_the_same_each_time(dataset: Path, tmp_path: Path) -> None:
-    """Also that of a module which draws it by itself, not from the samples' seeds."""
+    """This also holds for a module that draws noise from the global generator instead of the samples' seeds."""
     changes = {
         "eval": EvalConfig(steps=1, num_batches=2, split="train"),
         "optimizer": OptimizerConfig(lr=1e-30, weight_decay=0.0),
     }
-    lines = told(dataset, tmp_path / "run", lambda _, loss: loss + torch.randn(len(loss)), changes)
+    lines = metrics_of(dataset, tmp_path / "run", lambda _, loss: loss + torch.randn(len(loss)), changes)
     assert len({line["eval_loss"] for line in lines}) == 1
 
 
@@ -154,7 +158,7 @@ def terminating() -> UserTraining:
 
 
 def test_a_signal_before_the_first_step_ends_the_run_without_a_checkpoint(dataset: Path, tmp_path: Path) -> None:
-    """STOP-1: Ctrl-C at once, because a large model takes minutes to load."""
+    """STOP-1: signals work before the first step, because a large model takes minutes to load."""
     model = ModelConfig(factory="tests.trainer.test_hard:interrupting")
     with pytest.raises(KeyboardInterrupt):
         trained(dataset, tmp_path / "run", {"model": model})
@@ -180,8 +184,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_a_model_is_built(dat
                 command(config)
 
 
-def test_the_newest_weights_stay_whatever_they_are_named_by(dataset: Path, tmp_path: Path) -> None:
-    """A preempted job names a file by its step, an epoch's end by the epoch, whose number is lower."""
+def test_the_newest_weights_are_kept(dataset: Path, tmp_path: Path) -> None:
+    """Weights of an epoch replace older weights of a step, although the number of the epoch is lower."""
     output = tmp_path / "run"
     trained(dataset, output, {"max_steps": 2, "checkpoints.keep_weights": 1})
     epochs = {"max_steps": None, "num_epochs": 2, "checkpoints": CheckpointConfig(keep_weights=1)}
@@ -189,8 +193,8 @@ def test_the_newest_weights_stay_whatever_they_are_named_by(dataset: Path, tmp_p
     assert weights_in(output) == ["epoch-1.safetensors"]
 
 
-def test_a_resumed_optimizer_is_what_the_config_says(dataset: Path, tmp_path: Path) -> None:
-    """The effective config beside the weights is not one thing and what made them another."""
+def test_a_resumed_optimizer_follows_the_config(dataset: Path, tmp_path: Path) -> None:
+    """A resumed run uses the optimizer settings of its config, so the saved config describes the weights."""
     ours = tmp_path / "run"
     trained(dataset, ours, {"max_steps": 1, "optimizer": OptimizerConfig(weight_decay=0.0)})
     changed = OptimizerConfig(weight_decay=0.5, betas=(0.5, 0.6), args={"eps": 1e-6})
@@ -201,7 +205,7 @@ def test_a_resumed_optimizer_is_what_the_config_says(dataset: Path, tmp_path: Pa
         trained(dataset, ours, {"optimizer": OptimizerConfig(factory="torch.optim:SGD", betas=None)})
 
 
-def test_what_a_killed_save_left_goes(dataset: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_save_are_removed(dataset: Path, tmp_path: Path) -> None:
     left = tmp_path / "run" / "state" / ".step-7.tmp"
     left.mkdir(parents=True)
     trained(dataset, tmp_path / "run", {"max_steps": 1})
@@ -209,7 +213,7 @@ def test_what_a_killed_save_left_goes(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_a_list_of_tensors_may_be_a_tuple(dataset: Path, tmp_path: Path) -> None:
-    """As where it goes into a sidecar."""
+    """`encode` may return a tuple of tensors in place of a list, as for features."""
     torch.manual_seed(0)
     train(config_of(dataset, tmp_path / "tuple", {"max_steps": 2}), module=Tupled())
     torch.manual_seed(0)
@@ -218,7 +222,7 @@ def test_a_list_of_tensors_may_be_a_tuple(dataset: Path, tmp_path: Path) -> None
 
 
 def test_files_of_adapters_are_the_same_bytes_each_time(dataset: Path, tmp_path: Path) -> None:
-    """Their header has several facts, which safetensors writes in any order."""
+    """Files are reproducible although safetensors writes the entries of their header in any order."""
     adapters = LoraConfig(base_model="dit", rank=2)
     for number in range(4):
         trained(dataset, tmp_path / str(number), {"max_steps": 1, "model.lora": adapters})
@@ -229,7 +233,7 @@ def test_files_of_adapters_are_the_same_bytes_each_time(dataset: Path, tmp_path:
 
 
 def test_a_new_projects_encoders_are_the_same_in_each_task() -> None:
-    """Else what `sft:data_process` stores is not what `sft` trains on."""
+    """Otherwise, `sft:data_process` would store other features than those that `sft` trains on."""
     build = runpy.run_path(str(shipped("configs/project/training.py")))["build"]
     tables = []
     for task in ("sft", "sft:data_process"):
@@ -239,7 +243,7 @@ def test_a_new_projects_encoders_are_the_same_in_each_task() -> None:
 
 
 def test_the_commented_options_of_a_new_project_exist(dataset: Path, tmp_path: Path) -> None:
-    """Each line whose # a user may remove."""
+    """Every option in the template that a user may uncomment is valid."""
     file, section, overrides = shipped("configs/project/config.yaml"), "", []
     for line in file.read_text().splitlines():
         section = line.partition(":")[0] if line[:1].isalpha() else section
@@ -259,7 +263,7 @@ def test_evaluation_can_be_switched_off_and_samples_stay(dataset: Path, tmp_path
     assert (config.output / "samples" / "step-2.png").exists()
 
 
-def test_names_that_are_not_there_or_taken_are_told(dataset: Path, tmp_path: Path) -> None:
+def test_unknown_and_reserved_names_are_reported(dataset: Path, tmp_path: Path) -> None:
     class Typo(UserTraining):
         encoders = ("vea",)
 
@@ -281,7 +285,7 @@ def test_names_that_are_not_there_or_taken_are_told(dataset: Path, tmp_path: Pat
 
 
 class Precise(UserTraining):
-    """Asserts the dtypes in a step."""
+    """A module that asserts the dtypes in a step."""
 
     def encode(self, batch: Any) -> dict[str, Any]:
         assert not torch.is_autocast_enabled("cpu")
@@ -304,7 +308,7 @@ def test_encoders_compute_in_their_own_dtype_and_runs_of_one_process_differ(data
 
 
 class Seeded(UserTraining):
-    """Builds its encoder for every task, with weights that hang on a number beside its arguments."""
+    """A module that builds its encoder for every task, with weights that depend on a class attribute."""
 
     number = 0
 

@@ -16,7 +16,7 @@ def steps_in(folder: Path) -> list[int]:
     return [line["step"] for line in metrics_in(folder)]
 
 
-def test_later_lines_and_a_torn_one_go(tmp_path: Path) -> None:
+def test_later_lines_and_an_incomplete_one_are_dropped(tmp_path: Path) -> None:
     for step in range(6):
         append_metrics(tmp_path, {"step": step, "loss": 0.5})
     with (tmp_path / METRICS_FILE).open("a") as file:
@@ -40,7 +40,7 @@ def test_a_number_that_json_cannot_represent_is_null(tmp_path: Path) -> None:
 
 
 class MeteredLoader(StandInLoader):
-    """One that says what its batches cost: its n-th batch n bytes and n queued ones."""
+    """A loader with stats: its n-th batch costs n bytes and finds n batches in the queue."""
 
     meter = StatsMeter()
 
@@ -55,7 +55,7 @@ class MeteredLoader(StandInLoader):
             yield batch
 
 
-def test_a_line_tells_of_the_steps_since_the_line_before(tmp_path: Path) -> None:
+def test_a_line_covers_the_steps_since_the_previous_line(tmp_path: Path) -> None:
     clock = BatchClock(MeteredLoader(read_clip_frames(12, 16, 16), steps=3))
     for num_steps, num_bytes, depth in ((2, 1 + 2, 1.5), (4, 3 + 4 + 5 + 6, 4.5)):
         for _ in range(num_steps):
@@ -73,7 +73,7 @@ def test_a_line_tells_of_the_steps_since_the_line_before(tmp_path: Path) -> None
     assert steps_in(tmp_path) == [2, 4]
 
 
-def test_a_loader_without_stats_has_its_waiting_measured() -> None:
+def test_the_wait_is_measured_for_a_loader_without_stats() -> None:
     clock = BatchClock(StandInLoader(read_clip_frames(12, 16, 16)))
     clock.next_batch()
     assert clock.take_fields().keys() == {"seconds", "data_wait_seconds", "data_wait_share"}

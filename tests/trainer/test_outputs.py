@@ -1,4 +1,4 @@
-"""What a run leaves behind: weights by model, adapters, samples, figures; and what it refuses before it begins."""
+"""Tests of a run's outputs (weights, adapters, samples, metrics), and of the mistakes it refuses before it starts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def digests(module: torch.nn.Module) -> dict[str, str]:
     }
 
 
-def test_only_what_is_named_trains_and_the_rest_keeps_its_bytes(dataset: Path, tmp_path: Path) -> None:
-    """Row 21: dotted and indexed names; the frozen bytes after training are those before."""
+def test_only_named_parameters_train_and_the_others_keep_their_bytes(dataset: Path, tmp_path: Path) -> None:
+    """Row 21: dotted and indexed names select what trains; frozen parameters keep their bytes."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = build()
@@ -55,8 +55,8 @@ def test_only_what_is_named_trains_and_the_rest_keeps_its_bytes(dataset: Path, t
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tmp_path: Path) -> None:
-    """Rows 22, 28, 29: a folder that peft loads, with rank and alpha; a frozen base."""
+def test_full_training_and_adapters_are_saved_separately(dataset: Path, tmp_path: Path) -> None:
+    """Rows 22, 28, 29: the adapters are a folder that peft loads, with rank and alpha; their base stays frozen."""
     adapted = LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0, format="peft")
     model = ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare", "vae.bias"), lora=adapted)
     config = config_of(dataset, tmp_path / "run", {"max_steps": 4, "model": model})
@@ -85,7 +85,7 @@ def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tm
     assert all(torch.allclose(kept[name], adapters[name], atol=1e-9) for name in adapters)
 
 
-def test_folders_of_adapters_are_replaced_and_removed_as_files_are(dataset: Path, tmp_path: Path) -> None:
+def test_folders_of_adapters_are_replaced_and_removed_like_files(dataset: Path, tmp_path: Path) -> None:
     adapted = LoraConfig(base_model="dit", target_modules="head", rank=2, format="peft")
     changes = {
         "model": ModelConfig(factory=OURS, trainable=(), lora=adapted),
@@ -95,25 +95,25 @@ def test_folders_of_adapters_are_replaced_and_removed_as_files_are(dataset: Path
     config = trained(dataset, tmp_path / "run", {**changes, "max_steps": 3})
     kept = ["step-2", "step-2.ema", "step-3", "step-3.ema"]
     assert weights_in(config.output) == kept
-    shutil.rmtree(config.output / "state")  # the run begins again and saves under names that exist
+    shutil.rmtree(config.output / "state")  # the run starts over and saves under existing names
     train(config)
     assert weights_in(config.output) == kept
     assert not [path.name for path in config.output.iterdir() if path.name.startswith(".")]
 
 
-def test_an_epoch_has_a_file_where_no_steps_are_named(dataset: Path, tmp_path: Path) -> None:
-    """Row 26."""
+def test_each_epoch_is_saved_by_default(dataset: Path, tmp_path: Path) -> None:
+    """Row 26: without checkpoints.steps, each epoch leaves a weight file."""
     epochs = {"max_steps": None, "num_epochs": 2, "checkpoints": CheckpointConfig(keep=1)}
     config = config_of(dataset, tmp_path / "run", epochs)
     result = train(config)
     assert weights_in(config.output) == ["epoch-0.safetensors", "epoch-1.safetensors"]
     assert [path.name for path in (config.output / "state").iterdir()] == [f"step-{result.num_steps}"]
-    assert len({path.stat().st_mode for path in config.output.iterdir() if path.is_file()}) == 1  # who may read them
+    assert len({path.stat().st_mode for path in config.output.iterdir() if path.is_file()}) == 1  # equal permissions
     assert train(config).step == result.num_steps
 
 
-def test_a_last_save_comes_where_steps_do_not_divide(dataset: Path, tmp_path: Path) -> None:
-    """Row 27: counted in steps of the optimizer, not batches."""
+def test_the_last_step_is_saved_too(dataset: Path, tmp_path: Path) -> None:
+    """Row 27: checkpoints.steps counts optimizer steps, not batches, and the last step is always saved."""
     config = trained(dataset, tmp_path / "run", {"max_steps": 5, "checkpoints.steps": 2, "data.accumulate": 2})
     assert weights_in(config.output) == [f"step-{n}.safetensors" for n in (2, 4, 5)]
     assert metrics_in(config.output)[-1]["samples"] == 5 * 2 * 2
@@ -152,7 +152,7 @@ def test_samples_that_fail_neither_end_the_run_nor_lose_its_step(
     assert weights_in(refused.output) == ["step-1.safetensors"]
 
 
-def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path, tmp_path: Path) -> None:
+def test_metrics_go_to_trackers_and_the_profiler_writes_its_traces(dataset: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     figures = LoggingConfig(steps=1, trackers=("tensorboard",), profile_steps=2)
@@ -165,8 +165,8 @@ def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path
     assert [path for path in (config.output / "profile").rglob("*") if path.is_file()]
 
 
-def test_a_task_of_a_users_own_is_a_loss(dataset: Path, tmp_path: Path) -> None:
-    """Row 25."""
+def test_a_task_may_be_a_users_loss(dataset: Path, tmp_path: Path) -> None:
+    """Row 25: a task may be a user's loss function; a mistyped task is an error."""
     own = trained(dataset, tmp_path / "own", {"max_steps": 2, "task": "tests.trainer.modules:distil"})
     usual = trained(dataset, tmp_path / "usual", {"max_steps": 2})
     assert losses_in(own.output)[1] != losses_in(usual.output)[1]
@@ -195,7 +195,7 @@ def test_the_example_of_a_task_teaches_a_student(
 
 
 def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path: Path) -> None:
-    """Row 17."""
+    """Row 17: unknown extra inputs are errors, unless they are marked as optional."""
     with pytest.raises(ConfigError, match=r"extra_inputs contains 'depth', which is neither .*; columns: .*score"):
         trained(dataset, tmp_path / "run", {"data.extra_inputs": ("score", "depth")})
     seen: list[Any] = []
@@ -215,8 +215,8 @@ def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path:
     assert "place" in seen[0] and "depth" not in seen[0]
 
 
-def test_mistakes_in_the_data_show_before_a_model_is_built(dataset: Path, tmp_path: Path) -> None:
-    """The factory does not exist either, but what it names would be built, perhaps for minutes, after the data."""
+def test_mistakes_in_the_data_are_reported_before_a_model_is_built(dataset: Path, tmp_path: Path) -> None:
+    """Mistakes in the data are reported first, because building a model can take minutes."""
     model = ModelConfig(factory="tests.trainer.modules:none")
     with pytest.raises(ConfigError, match="extra_inputs contains 'depth'"):
         trained(dataset, tmp_path / "run", {"data.extra_inputs": ("depth",), "model": model})
@@ -224,7 +224,7 @@ def test_mistakes_in_the_data_show_before_a_model_is_built(dataset: Path, tmp_pa
         trained(dataset, tmp_path / "run", {"model": model})
 
 
-def test_what_is_about_to_train_is_told(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_summary_of_the_model_is_logged(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "streamvid.trainer"):
         trained(dataset, tmp_path / "run", {"max_steps": 1})
     table = next(record.getMessage() for record in caplog.records if "trainable" in record.getMessage())
@@ -232,8 +232,8 @@ def test_what_is_about_to_train_is_told(dataset: Path, tmp_path: Path, caplog: p
     assert json.loads((tmp_path / "run" / "versions.json").read_text())["accelerate"]
 
 
-def test_recomputing_changes_nothing_but_memory(dataset: Path, tmp_path: Path) -> None:
-    """Rows 33, 34: the same weights, bit for bit, dropout included."""
+def test_activation_checkpointing_does_not_change_the_weights(dataset: Path, tmp_path: Path) -> None:
+    """Rows 33, 34: activation checkpointing gives bit-identical weights, dropout included."""
     weights = []
     ways = {
         "kept": {},
@@ -262,7 +262,7 @@ def test_mistakes_in_loader_and_dataset_are_named(dataset: Path, tmp_path: Path)
         trained({"url": str(dataset), "repeats": 2}, tmp_path / "run")
 
 
-def test_buffers_of_what_trains_are_saved_and_resumed(dataset: Path, tmp_path: Path) -> None:
+def test_buffers_of_trained_models_are_saved_and_resumed(dataset: Path, tmp_path: Path) -> None:
     model = ModelConfig(factory="tests.trainer.modules:build_counting", trainable=("dit",))
     whole = trained(
         dataset,

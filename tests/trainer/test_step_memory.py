@@ -1,4 +1,4 @@
-"""Memory of a step from what its phases need, and the options that would make it fit."""
+"""Tests of the memory estimate of a step from its phases, and of the advice on how to reduce it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamvid.trainer.preflight.advice import advice
 from streamvid.trainer.preflight.memory import ActivationPlane, Activations, EncodedBatch, FixedMemory, StepMemory
 from tests.trainer.configs import train_config
 
-#: 20 blocks: 2000 bytes of activations per sample of 10 tokens, of which 100 are inputs of blocks.
+#: 20 blocks. A sample of 10 tokens has 2000 bytes of activations, of which 100 are block inputs.
 STEP = StepMemory(
     fixed=FixedMemory(weights=1000, encoders=400, gradients=80, optimizer=160, update=80),
     activations=Activations(ActivationPlane(0, 0, 200), ActivationPlane(0, 0, 10), num_blocks=20),
@@ -27,7 +27,8 @@ HELD = 1000 + 160
 
 
 def test_a_step_needs_its_largest_phase() -> None:
-    """Block: 200 bytes. Backward: 4000 + 0.7 · 200; with checkpointing 200 + 1.7 · 200."""
+    """A block has 200 bytes. Backward needs 4000 + 0.7 · 200 bytes, or 200 + 1.7 · 200 with activation
+    checkpointing."""
     assert STEP.needed == HELD + 60 + 4140
     checkpointed = replace(STEP, is_checkpointed=True)
     assert checkpointed.needed == HELD + 60 + 540
@@ -40,8 +41,8 @@ def test_a_step_needs_its_largest_phase() -> None:
     assert replace(STEP, fixed=many, accumulates=True).needed == HELD + 800 + 60 + 4140
 
 
-def test_a_larger_batch_needs_more_for_its_samples_alone() -> None:
-    """Copies of weights in bfloat16 exist once per step, and encoders take one clip at a time."""
+def test_a_larger_batch_needs_more_memory_only_for_its_samples() -> None:
+    """Copies of weights in bfloat16 exist once per step, and encoders take one clip at a time, so neither scales."""
     activations = replace(STEP.activations, stored=ActivationPlane(500, 10, 200), num_blocks=0)
     assert replace(STEP, activations=activations).backward == 500 + 2 * 2010
     assert replace(STEP, activations=activations, size=3).backward == 500 + 3 * 2010
@@ -59,7 +60,7 @@ def test_a_larger_batch_needs_more_for_its_samples_alone() -> None:
         (1, ["[auto]", "and encode once", "and a smaller batch", "and train adapters (--lora)", "FSDP"]),
     ],
 )
-def test_advice_names_what_is_enough_alone_or_together(tmp_path: Path, limit: int, expected: list[str]) -> None:
+def test_advice_names_sufficient_options_alone_or_combined(tmp_path: Path, limit: int, expected: list[str]) -> None:
     found = advice(train_config("ds", tmp_path), "b", STEP, limit)
     assert len(found) == len(expected), found
     for text, part in zip(found, expected, strict=True):

@@ -47,7 +47,7 @@ def config_of(output: Path, changes: Mapping[str, Any] | None = None) -> TrainCo
 
 
 class BreakingLoader(StandInLoader):
-    """Does `act` in place of handing out the batch after `num_batches`."""
+    """A loader that calls `act` before it delivers the batch after `num_batches`."""
 
     def __init__(self, frames: Tensor, num_batches: int, act: Any) -> None:
         super().__init__(frames)
@@ -66,7 +66,7 @@ def test_the_held_out_loss_falls_on_real_pixels(tmp_path: Path, frames: Tensor, 
     optimizer = OptimizerConfig(lr=0.005, warmup_steps=10, schedule="cosine")
     lengths = {"seed": seed, "max_steps": 160, "checkpoints.steps": 200}
     config = config_of(tmp_path, {**lengths, "model": model, "optimizer": optimizer})
-    # The clip's last frames are for evaluation alone.
+    # The clip's last frames are used only for evaluation.
     train(config, StandInLoader(frames[:44], 4, seed=seed), StandInLoader(frames[48:], 4, seed=seed))
     held_out = [line["eval_loss"] for line in metrics_in(tmp_path) if "eval_loss" in line]
     assert len(held_out) == 41
@@ -74,7 +74,7 @@ def test_the_held_out_loss_falls_on_real_pixels(tmp_path: Path, frames: Tensor, 
     assert last < 0.8 * first
 
 
-def test_metrics_are_a_line_a_step_with_every_field(tmp_path: Path, frames: Tensor) -> None:
+def test_metrics_have_one_line_per_step_with_every_field(tmp_path: Path, frames: Tensor) -> None:
     train(config_of(tmp_path), StandInLoader(frames), StandInLoader(frames, seed=1))
     lines = metrics_in(tmp_path)
     held_out = {"eval_loss", "eval_loss_of_bucket", "eval_late"}
@@ -91,14 +91,14 @@ def test_metrics_are_a_line_a_step_with_every_field(tmp_path: Path, frames: Tens
     assert [line["step"] for line in lines if "eval_loss" in line] == [0, 4, 8, 12]
 
 
-def test_lines_come_as_often_as_asked(tmp_path: Path, frames: Tensor) -> None:
+def test_lines_are_written_at_the_configured_interval(tmp_path: Path, frames: Tensor) -> None:
     train(config_of(tmp_path, {"logging.steps": 5, "eval": EvalConfig(num_batches=0)}), StandInLoader(frames))
     assert [line["step"] for line in metrics_in(tmp_path)] == [5, 10, 12]
 
 
 @pytest.mark.parametrize("first_steps", [5, 7, 8])
 def test_a_resumed_run_is_equal_to_one_that_never_stopped(tmp_path: Path, frames: Tensor, first_steps: int) -> None:
-    """PLAN-5: the trainer's side of it. Epochs have 8 steps, so both stops before, at and between their ends count."""
+    """PLAN-5, in the trainer. Epochs have 8 steps, so the stops are before, between and at the ends of epochs."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     once = StandInLoader(frames)
     uninterrupted = train(config_of(whole), once, StandInLoader(frames, seed=1))
@@ -112,7 +112,7 @@ def test_a_resumed_run_is_equal_to_one_that_never_stopped(tmp_path: Path, frames
         assert (whole / name).read_bytes() == (parts / name).read_bytes()
 
 
-def test_a_crashed_run_goes_on_from_its_checkpoint(tmp_path: Path, frames: Tensor) -> None:
+def test_a_crashed_run_resumes_from_its_checkpoint(tmp_path: Path, frames: Tensor) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(config_of(whole), StandInLoader(frames), StandInLoader(frames, seed=1))
 
@@ -129,7 +129,7 @@ def test_a_crashed_run_goes_on_from_its_checkpoint(tmp_path: Path, frames: Tenso
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path, frames: Tensor, number: signal.Signals) -> None:
-    """STOP-1: the trainer's side of it."""
+    """STOP-1, in the trainer."""
     before = signal.getsignal(number)
     loader = BreakingLoader(frames, 2, lambda: os.kill(os.getpid(), number))
     result = train(config_of(tmp_path), loader, StandInLoader(frames))
@@ -154,13 +154,13 @@ def test_epochs_are_counted_in_the_loaders_steps(tmp_path: Path, frames: Tensor)
     assert (first.step, first.num_steps) == (8, 8)
     second = train(config_of(tmp_path, {"max_steps": None, "num_epochs": 3}), StandInLoader(frames))
     assert (second.step, second.num_steps) == (24, 24)
-    # Half the steps an epoch, as with twice the ranks: what is left of an epoch counts, not what is done.
+    # Half the steps per epoch, as with twice the ranks: only the remaining epochs are counted in the new steps.
     third = train(config_of(tmp_path, {"max_steps": None, "num_epochs": 5}), StandInLoader(frames, steps=4))
     assert third.num_steps == 24 + 2 * 4
 
 
-def test_the_newest_checkpoints_stay_and_nothing_half_written(tmp_path: Path, frames: Tensor) -> None:
-    """SHARD-2's rule, kept here too."""
+def test_only_the_newest_complete_checkpoints_are_kept(tmp_path: Path, frames: Tensor) -> None:
+    """SHARD-2, for checkpoints: incomplete files do not remain."""
     (tmp_path / "state" / ".step-6.tmp" / "left").mkdir(parents=True)
     config = config_of(tmp_path, {"checkpoints.steps": 2, "checkpoints.keep": 2, "checkpoints.keep_weights": 2})
     train(config, StandInLoader(frames))
@@ -172,7 +172,7 @@ def test_the_newest_checkpoints_stay_and_nothing_half_written(tmp_path: Path, fr
     assert state == {"epoch": 1, "position": 2}
 
 
-def test_weights_are_those_of_what_trains_and_load_strictly(tmp_path: Path, frames: Tensor) -> None:
+def test_only_trained_weights_are_saved_and_they_load_strictly(tmp_path: Path, frames: Tensor) -> None:
     train(config_of(tmp_path, {"max_steps": 3, "checkpoints.remove_prefix": "dit."}), StandInLoader(frames))
     state = load_file(tmp_path / "step-3.safetensors")
     module = build(dim=16)
@@ -180,12 +180,12 @@ def test_weights_are_those_of_what_trains_and_load_strictly(tmp_path: Path, fram
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     assert not any("vae" in name for name in state)
     saved = tmp_path / "state" / "step-3" / "model.safetensors"
-    assert not any("vae" in name for name in load_file(saved)), "what is frozen is not saved again and again"
+    assert not any("vae" in name for name in load_file(saved)), "frozen weights are not part of a checkpoint"
     assert load_config(TrainConfig, tmp_path / "config.yaml").max_steps == 3
     assert json.loads((tmp_path / "versions.json").read_text())["torch"] == torch.__version__
 
 
-def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> None:
+def test_resume_refuses_to_spoil_a_run(tmp_path: Path, frames: Tensor) -> None:
     train(config_of(tmp_path), StandInLoader(frames))
     with pytest.raises(ConfigError, match="already contains a run, but checkpoints.resume is null"):
         train(config_of(tmp_path, {"checkpoints.resume": None}), StandInLoader(frames))
@@ -209,7 +209,7 @@ def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> N
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-100], lambda data: b"", lambda data: pickle.dumps({"x": 1})])
 def test_damaged_random_states_end_a_resume(tmp_path: Path, frames: Tensor, damage: Callable[[bytes], bytes]) -> None:
-    """accelerate only logs them, and the run would draw other dropout and noise."""
+    """accelerate would only log the damage, and the run would draw other dropout and noise."""
     train(config_of(tmp_path, {"max_steps": 3}), StandInLoader(frames))
     (path,) = (tmp_path / "state" / "step-3").glob("random_states_0.pkl")
     path.write_bytes(damage(path.read_bytes()))
@@ -224,7 +224,7 @@ def test_resume_from_a_checkpoint_of_another_folder(tmp_path: Path, frames: Tens
     assert losses_in(branch) == {step: loss for step, loss in losses_in(whole).items() if step > 5}
 
 
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, frames: Tensor) -> None:
+def test_a_nan_or_infinite_loss_ends_the_run(tmp_path: Path, frames: Tensor) -> None:
     config = config_of(tmp_path, {"optimizer": OptimizerConfig(lr=1e30, grad_clip=None), "checkpoints.steps": 1})
     with pytest.raises(StreamvidError, match=r"loss is (nan|inf) at step [0-9]+; lower optimizer.lr"):
         train(config, StandInLoader(frames))
@@ -232,7 +232,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, frames: Tensor) -
 
 
 def test_two_ranks_stop_together_and_resume(tmp_path: Path) -> None:
-    """PLAN-2, STOP-1: real processes; a signal to one rank ends both after the same step."""
+    """PLAN-2, STOP-1: in real processes, a signal to one rank ends both after the same step."""
     folder = Path(__file__).parent
     launcher = ["-m", "accelerate.commands.launch", "--config_file"]
     setup = str(folder.parents[1] / "configs" / "accelerate" / "cpu_2ranks.yaml")

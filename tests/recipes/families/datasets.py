@@ -1,4 +1,4 @@
-"""Videos and pictures with control videos or with audio, and the options with which the first command shards them."""
+"""Clips and images with control videos or with audio, and the options for sharding them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Size: TypeAlias = tuple[int, int, int]
 
 
 def shard(folder: Path, sizes: Sequence[Size], *options: object) -> Path:
-    """The dataset `ds` of the videos in a folder, with a bucket of each size."""
+    """Shard the videos of a folder into the dataset `ds` next to it, with a bucket for each size."""
     buckets = ",".join(f"{width}x{height}@{frames}" for frames, height, width in sizes)
     dataset = folder.with_name("ds")
     run_streamvid("shard", folder, dataset, *options, "--buckets", buckets, "--workers", "1")
@@ -25,7 +25,8 @@ def shard(folder: Path, sizes: Sequence[Size], *options: object) -> Path:
 
 
 def with_control(folder: Path, sizes: Sequence[Size], count: int, is_optional: bool = False) -> Path:
-    """Clips with control videos, `count` per size; if the control is optional, the last one of each size has none."""
+    """Make clips with control videos, `count` per size; if the control is optional, the last one of each size lacks
+    it."""
     folder.mkdir(parents=True)
     rows = []
     for frames, height, width in sizes:
@@ -50,7 +51,7 @@ def with_control(folder: Path, sizes: Sequence[Size], count: int, is_optional: b
 
 
 def with_audio(folder: Path, sizes: Sequence[Size], count: int) -> Path:
-    """Clips with tones, `count` per size, of which the last video has none; pictures never have audio."""
+    """Make clips with tones, `count` per size, except for the last video; images have no audio."""
     folder.mkdir(parents=True)
     for frames, height, width in sizes:
         for number in range(count):

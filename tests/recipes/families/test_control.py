@@ -1,4 +1,4 @@
-"""Conditioning inputs of a batch in the recipes: what they become is what the pipelines compute from the same pixels."""
+"""Tests of conditioning inputs in the recipes: their encodings equal those of the pipelines for the same pixels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pixels(*shape: int, seed: int) -> Tensor:
 
 
 def mask_of(boxes: int) -> Tensor:
-    """White boxes that move over black, with one channel."""
+    """Return a one-channel mask of white boxes that move over black."""
     mask = torch.zeros(1, 1, *SIZE, dtype=torch.uint8)
     for frame in range(SIZE[0]):
         mask[:, :, frame, 4 : 4 + boxes, 5 + frame : 21 + frame] = 255
@@ -37,14 +37,14 @@ def mask_of(boxes: int) -> Tensor:
 
 
 def images(video: Tensor) -> list[Any]:
-    """The frames of a video or mask as the pipelines take them."""
+    """Return the frames of a video or mask in the form that the pipelines accept."""
     return [Image.fromarray(one.numpy()) for one in video[0].expand(3, -1, -1, -1).permute(1, 2, 3, 0)]
 
 
 @pytest.mark.parametrize(
     "names", [("control",), ("control", "mask"), ("control", "mask", "reference"), ("reference",), ("mask",)]
 )
-def test_vace_gets_what_its_pipeline_computes_from_the_same_inputs(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_inputs_of_vace_equal_those_of_its_pipeline(names: tuple[str, ...], tmp_path: Path) -> None:
     module = built("wan-vace", tmp_path, vae_dtype="float32")
     media = {
         "control": pixels(1, 3, *SIZE, seed=1),
@@ -55,7 +55,7 @@ def test_vace_gets_what_its_pipeline_computes_from_the_same_inputs(names: tuple[
     found = module.encode(batch)["control"]
     pipe = module.pipeline()
     video: Any = images(media["control"]) if "control" in names else None
-    if names == ("mask",):  # inpainting of the clip itself, with middle gray in place of what is to be generated
+    if names == ("mask",):  # inpainting of the clip itself, with the generated area in medium gray
         hidden = (batch.normalized(torch.float32) * (media["mask"] == 0) + 1) / 2
         video = hidden[0].transpose(0, 1)[None]
     frames, mask, references = pipe.preprocess_conditions(
@@ -102,7 +102,7 @@ def test_inputs_that_do_not_fit_name_the_remedy(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_sample_without_an_optional_input_is_trained_without_it(tmp_path: Path) -> None:
-    """Zeros in place of the control video, and no pixel that the model keeps."""
+    """The control video is replaced by zeros, and the model keeps no pixel."""
     module = built("wan-vace", tmp_path)
     absent = {name: torch.zeros(1, dtype=torch.bool) for name in ("control", "mask")}
     media = {
@@ -113,8 +113,8 @@ def test_a_sample_without_an_optional_input_is_trained_without_it(tmp_path: Path
     assert torch.equal(found, module.encode(make_batch(SIZE, ("a red bike",)))["control"])
 
 
-def test_a_control_video_of_cogvideox_is_what_its_pipeline_encodes(tmp_path: Path) -> None:
-    """The loss is the velocity's error, as in scripts/cogvideox_fun/train_control.py of VideoX-Fun at 199a43b."""
+def test_control_videos_of_cogvideox_are_encoded_as_in_its_pipeline(tmp_path: Path) -> None:
+    """The loss is the velocity error, as in scripts/cogvideox_fun/train_control.py of VideoX-Fun at 199a43b."""
     module = built("cogvideox-fun", tmp_path, sample_steps=2, guidance=2.0)
     size = (9, 32, 48)
     control = pixels(1, 3, *size, seed=1)

@@ -1,4 +1,4 @@
-"""Folders of models that are incomplete or damaged: refused, with the file that is at fault."""
+"""Tests that incomplete or damaged model folders are refused with an error that names the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT_ENCODER = "text_encoder/model.safetensors"
 @pytest.mark.parametrize("name", [TRANSFORMER, TEXT_ENCODER, "vae/diffusion_pytorch_model.safetensors"])
 @pytest.mark.parametrize("kept", [0, 4, 5000])
 def test_a_truncated_file_is_named(name: str, kept: int, tmp_path: Path) -> None:
-    """SAFE-1"""
+    """SAFE-1: a truncated weight file is an error that names the file and the remedy."""
     model = make_model("wan2.1", tmp_path)
     os.truncate(model / name, kept)
     with pytest.raises(ConfigError, match=rf"{name}.* download or copy .*again"):
@@ -29,7 +29,7 @@ def test_a_truncated_file_is_named(name: str, kept: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("name", "part"), [(TRANSFORMER, "blocks.1."), (TEXT_ENCODER, "block.1.")])
 def test_missing_tensors_are_named(name: str, part: str, tmp_path: Path) -> None:
-    """The libraries would fill them with random numbers."""
+    """Missing tensors are an error; the libraries would fill them with random numbers."""
     model = make_model("wan2.1", tmp_path)
     state = load_file(model / name)
     save_file({key: one for key, one in state.items() if part not in key}, model / name, {"format": "pt"})

@@ -1,4 +1,4 @@
-"""Both experts of Wan 2.2 A14B in one run: what it leaves loads as diffusers expects it."""
+"""Tests of runs that train both experts of Wan 2.2 A14B; diffusers loads the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train_both(model: Path, folder: Path, *more: str) -> Path:
-    """The output of two steps of both experts, each with times on both sides of the boundary."""
+    """Train both experts for two steps, each with times on both sides of the boundary; return the output folder."""
     dataset = build_dataset(folder / "ds", {Bucket(5, 32, 32): [12]})
     sets = ("model.args.expert=both", "max_steps=2", "data.batch_size=4", "data.num_workers=0", "optimizer.lr=0.1")
     options = ("--model", model, "--dataset", dataset, "--output", folder / "run", *more)
@@ -63,7 +63,7 @@ def test_adapters_of_both_experts_train_and_load_into_them(model: Path, tmp_path
 
 
 def outputs(transformer: Any) -> torch.Tensor:
-    """The output of an expert for fixed inputs."""
+    """Return the output of an expert for fixed inputs."""
     generator = torch.Generator().manual_seed(0)
     latents, texts = torch.randn(1, 16, 2, 4, 4, generator=generator), torch.randn(1, 8, 16, generator=generator)
     with torch.no_grad():

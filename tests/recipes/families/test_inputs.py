@@ -1,4 +1,4 @@
-"""Datasets with control videos and with audio, through the two commands of the tutorial, in one stage and in two."""
+"""Tests of datasets with control videos and with audio: both commands of the tutorial, in one stage and in two."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-#: Three clips, of which the last one has no control video, or no audio.
+#: Three clips, the last of which has no control video or no audio.
 DATASETS: dict[str, Callable[[Path], Path]] = {
     "wan-vace": lambda folder: with_control(folder, [(5, 64, 64)], 3, is_optional=True),
     "ltx-2-audio": lambda folder: with_audio(folder, [(9, 64, 64)], 3),
 }
-#: Layers that only train with these inputs, or that read them.
+#: Layers that train only with these inputs or that read them.
 READERS = {"wan-vace": "vace_blocks.0.", "ltx-2-audio": "transformer_blocks.0.audio_attn1."}
 
 

@@ -1,4 +1,4 @@
-"""LTX-2 with audio: spectrograms, latents, the loss of both, and clips without audio in the same batch."""
+"""Tests of LTX-2 with audio: spectrograms, latents, the joint loss, and batches in which some clips have no audio."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SIZE = (9, 64, 96)
 
 
 def to_mel(hertz: float) -> float:
-    """Slaney's scale: linear below 1 kHz, logarithmic above (Auditory Toolbox, 1998)."""
+    """Convert to Slaney's mel scale: linear below 1 kHz, logarithmic above (Auditory Toolbox, 1998)."""
     return 3 * hertz / 200 if hertz < 1000 else 15 + 27 * math.log(hertz / 1000) / math.log(6.4)
 
 
 def expected_mel(wave: NDArray[np.float64], rate: int, hop: int, num_bins: int, num_fft: int) -> NDArray[np.float64]:
-    """The spectrogram from its definition, without the libraries that the recipe uses."""
+    """Compute the spectrogram from its definition, without the libraries that the recipe uses."""
     padded = np.pad(wave, num_fft // 2, mode="reflect")
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(num_fft) / num_fft)
     starts = range(0, len(padded) - num_fft + 1, hop)
@@ -63,8 +63,8 @@ def ready(module: Any, batch: Batch) -> Batch:
 
 
 def official(module: Any, batch: Batch, row: int) -> float:
-    """FlowMatchSFTAudioVideoLoss of DiffSynth-Studio (diffsynth/diffusion/loss.py at a5a54d83): both modalities at one
-    time, and the sum of their mean squared errors."""
+    """Compute FlowMatchSFTAudioVideoLoss of DiffSynth-Studio (diffsynth/diffusion/loss.py at a5a54d83): both modalities
+    at the same time step, and the sum of their mean squared errors."""
     drawn, audio = module.draw(batch), batch.audio_latents[row : row + 1]
     sigma, noise = drawn.times[row], module.audio_noise(batch)[row : row + 1]
     latents, video_noise = batch.latents[row : row + 1], drawn.noise[row : row + 1]
@@ -94,13 +94,13 @@ def official(module: Any, batch: Batch, row: int) -> float:
 def test_the_loss_is_that_of_video_and_audio(tmp_path: Path) -> None:
     module = built("ltx-2-audio", tmp_path, first_frame=0)
     batch = ready(module, batch_with_audio((True, True)))
-    assert batch.audio_latents.shape == (2, 10, 8)  # 37 times of the spectrogram, by 4
+    assert batch.audio_latents.shape == (2, 10, 8)  # 37 time steps of the spectrogram, in groups of 4
     with torch.no_grad():
         found, expected = module(batch)["loss"], [official(module, batch, row) for row in range(2)]
     torch.testing.assert_close(found.double(), torch.tensor(expected).double(), rtol=1e-5, atol=0)
 
 
-def test_clips_without_audio_train_their_video_alone(tmp_path: Path) -> None:
+def test_clips_without_audio_train_only_their_video(tmp_path: Path) -> None:
     module = built("ltx-2-audio", tmp_path)
     mixed = ready(module, batch_with_audio((True, False, True)))
     silent = ready(module, make_batch(SIZE, ("a red bike", "a blue car", "a cat")))
@@ -116,7 +116,7 @@ def test_clips_without_audio_train_their_video_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_the_parameters_that_only_clips_with_audio_use_are_named(kind: str, tmp_path: Path) -> None:
-    """DDP looks for unused parameters then, because one rank's batch may have audio and another rank's none."""
+    """DDP then looks for unused parameters, because one rank's batch may have audio while another rank's has none."""
     recipe = find_recipe("ltx-2-audio")
     lora = LoraConfig(base_model=recipe.base_model, rank=4, target_modules=recipe.lora_targets)
     args = {"model": str(make_model("ltx-2-audio", tmp_path / "model")), "encoder_dtype": "float32"}

@@ -1,4 +1,4 @@
-"""Runs of every recipe on two ranks: killed and resumed, on stored features, samples, and pipelines with the results."""
+"""Tests of every recipe on two ranks: runs are killed and resumed, use stored features, and load into pipelines."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.recipes.tiny import MODELS, WITH_INPUTS, make_model
 from tests.trainer.configs import changed
 from tests.trainer.runs import last_step_in, metrics_in, run, start
 
-# Imports that take longer than a run: done once, in the process that the runs are forked from.
+# These imports take longer than a run, so they happen once, in the process from which the runs are forked.
 PRELOAD = ("diffusers.pipelines.wan.pipeline_wan", "diffusers.pipelines.ltx2.pipeline_ltx2", "peft")
 RANKS, STEPS, RANK, ALPHA = 2, 6, 4, 8
-# The kind of training that every run of the tests goes through; the others are slow together.
+# The case that runs by default; all cases together would be slow.
 QUICK = [("wan2.1", "lora")]
 CASES = [(name, kind) for name in (*MODELS, *WITH_INPUTS) for kind in ("full", "lora")]
-# Datasets with more than clips and captions. That of VACE has samples with and without a control video.
+# Datasets with more than clips and captions. The one for VACE has samples with and without a control video.
 DATASETS: dict[str, Callable[..., Path]] = {
     "wan-vace": partial(with_control, is_optional=True),
     "ltx-2-audio": with_audio,
@@ -44,7 +44,7 @@ DATASETS: dict[str, Callable[..., Path]] = {
 }
 # Pipelines of diffusers 0.42.1 without load_lora_weights. Their transformers load the same files.
 WITHOUT_LORA_LOADER = ("hunyuanvideo1.5", "hunyuanvideo1.5-i2v")
-# Wan 2.2 A14B trains its expert for noise, unless another one is named.
+# Wan 2.2 A14B trains its high-noise expert by default.
 EXPERTS = {"both": ("--set", "model.args.expert=both"), "low-lora": ("--set", "model.args.expert=low", "--lora")}
 CASES += [("wan2.2", kind) for kind in EXPERTS]
 
@@ -56,7 +56,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Case:
-    """A run on two ranks that has ended. whole: its configuration."""
+    """A completed run on two ranks. whole: its configuration."""
 
     name: str
     kind: str
@@ -77,7 +77,7 @@ class Case:
 
 
 def weights_in(output: Path) -> dict[str, bytes]:
-    """The files of weights and of their moving averages, at every step that was saved."""
+    """Return the weight files and their moving averages for every saved step."""
     return {path.name: path.read_bytes() for path in output.glob("*.safetensors")}
 
 
@@ -92,7 +92,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def once(folder: Path, make: Callable[[Path], Any]) -> Path:
-    """The folder, made at its first use."""
+    """Make the folder on first use, and return it."""
     if not folder.exists():
         make(folder)
     return folder
@@ -103,7 +103,7 @@ def once(folder: Path, make: Callable[[Path], Any]) -> Path:
     params=[pytest.param(case, id="-".join(case), marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
 )
 def case(request: pytest.FixtureRequest, root: Path) -> Case:
-    """A run by the recipe's own options, over buckets of videos and of images, with samples after the last step."""
+    """A run with the recipe's own options, over buckets of videos and of images, with samples after the last step."""
     name, kind = request.param
     torch.set_num_threads(1)
     sizes = SIZES.get(name, USUAL)
@@ -112,7 +112,7 @@ def case(request: pytest.FixtureRequest, root: Path) -> Case:
     sets = {
         "max_steps": STEPS,
         "data.num_workers": 0,
-        "data.loader.preset": "null",  # its rule is about rates, which these clips do not have
+        "data.loader.preset": "null",  # these clips do not have the frame rate that presets require
         "model.args.sample_steps": 2,
         "optimizer.lr": 0.02 if kind.endswith("lora") else 0.002,
         "optimizer.ema_decay": 0.5,
@@ -129,7 +129,7 @@ def case(request: pytest.FixtureRequest, root: Path) -> Case:
     words = [part for option, value in sets.items() for part in ("--set", f"{option}={value}")]
     places = ("--model", model, "--dataset", dataset, "--output", root / name / kind)
     kinds = ("--lora",) if kind == "lora" else EXPERTS.get(kind, ())
-    if name in WITH_INPUTS:  # the class of the pipeline alone would not choose audio
+    if name in WITH_INPUTS:  # the pipeline's class alone does not select audio
         kinds += ("--recipe", name)
     whole = resolved(*places, *kinds, *words)
     run(whole, RANKS, PRELOAD)
@@ -137,7 +137,7 @@ def case(request: pytest.FixtureRequest, root: Path) -> Case:
 
 
 def dataset_of(name: str, root: Path, sizes: list[tuple[int, int, int]]) -> Path:
-    """Eight samples in a bucket of each size, with what the recipe uses."""
+    """Make a dataset of eight samples per bucket size, with the inputs of the recipe."""
     if name in DATASETS:
         videos = once(root / name / "videos", lambda folder: DATASETS[name](folder, sizes, 8))
         return videos.with_name("ds")
@@ -146,7 +146,7 @@ def dataset_of(name: str, root: Path, sizes: list[tuple[int, int, int]]) -> Path
 
 
 def test_a_run_that_was_killed_and_resumed_ends_with_the_same_bytes(case: Case) -> None:
-    """PLAN-5, with encoders in the step: all saved weights, moving averages, and losses of steps and evaluations."""
+    """PLAN-5 with encoding during training: all saved weights, moving averages, and losses are equal."""
     parts = changed(case.whole, {"output": case.output.with_name(f"{case.kind}-parts")})
     process = start(parts, RANKS, PRELOAD)
     while process.is_alive() and last_step_in(parts.output) < 3:
@@ -180,8 +180,8 @@ def test_samples_are_rendered_with_the_weights_and_with_their_averages(case: Cas
     assert sheets[0] != sheets[1]
 
 
-def test_the_pipeline_with_the_result_renders_as_with_its_weights(case: Case, tmp_path: Path) -> None:
-    """Adapters change the video as weights do that they were added to; full weights load as a folder."""
+def test_the_pipeline_with_the_result_renders_like_the_trained_weights(case: Case, tmp_path: Path) -> None:
+    """Adapters have the same effect as if merged into the weights; full weights load as a folder."""
     base, merged = opened(case.model), opened(case.model)
     if case.is_lora:
         file = case.output / f"step-{STEPS}.safetensors"
@@ -201,13 +201,13 @@ def test_the_pipeline_with_the_result_renders_as_with_its_weights(case: Case, tm
 
 
 def figures_in(output: Path) -> list[dict[str, Any]]:
-    """Losses of steps and evaluations."""
+    """Return the losses of steps and evaluations."""
     lines = metrics_in(output)
     return [{name: value for name, value in line.items() if "loss" in name or name == "step"} for line in lines]
 
 
 def opened(folder: Path) -> Any:
-    """The pipeline in a folder, as its user opens it."""
+    """Load the pipeline in a folder as a user does."""
     from diffusers import DiffusionPipeline
 
     pipe = DiffusionPipeline.from_pretrained(folder)
@@ -241,19 +241,19 @@ def merge(transformer: Any, adapters: dict[str, Tensor]) -> None:
 
 
 def rendered(pipe: Any, name: str) -> list[Tensor]:
-    """A video of the pipeline with a fixed seed and, if the recipe trains it, the audio."""
+    """Render a video with a fixed seed and, if the recipe trains it, audio."""
     frames, height, width = SIZES.get(name, USUAL)[0]
     settings: dict[str, Any] = {"num_frames": frames, "height": height, "width": width, "num_inference_steps": 2}
     taken = inspect.signature(pipe.__call__).parameters
     red = Image.new("RGB", (width, height), "red")
-    # The first frame, or control videos by their names in VACE and in CogVideoX-Fun.
+    # A first frame, or a control video under its name in VACE or CogVideoX-Fun.
     settings |= {"image": red, "control_video": [red] * frames}
     if name == "wan-vace":
         settings["video"] = [red] * frames
-    if "height" not in taken:  # a pipeline of images that chooses among sizes of about this side
+    if "height" not in taken:  # an image-to-video pipeline that chooses a size of about this side length
         pipe.target_size = height
     settings = {one: value for one, value in settings.items() if one in taken}
-    if name.startswith("wan"):  # from text, it needs ftfy
+    if name.startswith("wan"):  # Wan needs ftfy to encode prompts
         settings |= {one: torch.ones(1, 8, 16) for one in ("prompt_embeds", "negative_prompt_embeds")}
     else:
         settings["prompt"] = "a red bike"

@@ -1,4 +1,4 @@
-"""Transformers in a single safetensors file, with the names of the original code or of diffusers."""
+"""Tests of transformers in a single safetensors file, with the names of the original code or of diffusers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamvid.trainer.recipe_config import recipe_named
 from tests.recipes.test_losses_of_families import built
 from tests.recipes.tiny import make_model
 
-#: Names of Wan's other layers in its original code (github.com/Wan-Video/Wan2.1, wan/modules/model.py).
+#: Names of Wan's remaining layers in its original code (github.com/Wan-Video/Wan2.1, wan/modules/model.py).
 WAN_OTHERS = {
     "scale_shift_table": "head.modulation",
     ".scale_shift_table": ".modulation",
@@ -27,7 +27,7 @@ WAN_OTHERS = {
 
 
 def original_wan(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of Wan under the names of its original code."""
+    """Return the weights of Wan under the names of its original code."""
     rules = {rule.ours[0]: rule.theirs for rule in FAMILIES["wan"].rules}
     found = {}
     for name, tensor in state.items():
@@ -47,7 +47,7 @@ def original_wan(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A tiny Wan with other weights than those of the folder in each test."""
+    """A tiny Wan whose weights differ from those of each test's folder."""
     from diffusers import WanTransformer3DModel
 
     model = make_model("wan2.1", tmp_path_factory.mktemp("other") / "model", seed=1)
