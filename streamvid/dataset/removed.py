@@ -108,7 +108,7 @@ class Removals:
         return self.rows.get((shard.bucket_id, shard.number, shard.build_id))
 
     def applied(self, shards: ShardTable) -> ShardTable:
-        """Return the shard table without the removed samples. Shards without remaining samples are dropped."""
+        """Return the shard table without the removed samples. Shards with no samples left are dropped."""
         num_samples = shards.num_samples.astype(np.int64)
         places = places_of(shards, list(self.rows))
         for place, rows in zip(places.tolist(), self.rows.values(), strict=True):

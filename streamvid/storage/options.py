@@ -34,9 +34,9 @@ class StorageOptions:
     anon: bool = option(False, help="Read public buckets without access keys.")
     requester_pays: bool = option(False, help="Pay for reads from requester-pays buckets.")
     deadline_seconds: float = option(
-        50.0, help="Time limit in seconds for one read or write, including retries.", flag="", maximum=86400
+        50.0, help="Time limit for one read or write, including retries, in seconds.", flag="", maximum=86400
     )
-    connect_seconds: float = option(5.0, help="Time limit in seconds for connecting.", flag="", maximum=86400)
+    connect_seconds: float = option(5.0, help="Connection timeout in seconds.", flag="", maximum=86400)
     stall_seconds: float = option(
         10.0, help="Seconds without data after which a request is repeated.", flag="", maximum=86400
     )

@@ -38,7 +38,7 @@ _SLURM_CPUS = 12
     "--config",
     type=LOCATION,
     metavar="FILE",
-    help="YAML file that configures a run, or a preset (tiny, tiny_bucket, tones).",
+    help="YAML file that configures a run, or the name of a preset (tiny, tiny_bucket, tones).",
 )
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set a config option; repeatable.")
 @option_flags(ClusterOptions, "cluster")

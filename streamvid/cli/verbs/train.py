@@ -70,7 +70,7 @@ its newest checkpoint."""
     "--config",
     type=LOCATION,
     metavar="FILE",
-    help="YAML file that configures a run, or a preset (tiny, tiny_bucket, tones).",
+    help="YAML file that configures a run, or the name of a preset (tiny, tiny_bucket, tones).",
 )
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set a config option; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")

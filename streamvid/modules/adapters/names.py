@@ -215,7 +215,7 @@ def plain_layer(layer: str) -> str:
 
 
 def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
-    """Rename adapters to the original names. Original names, and names from unknown families, stay unchanged.
+    """Rename adapters to their original names. Original names, and names from unknown families, stay unchanged.
 
     family: name in FAMILIES; None detects the family from the layers.
     Raises ConfigError if the layers match several families with different original names.

@@ -123,7 +123,7 @@ class Ltx2Training(LtxTraining):
         return uniform_numbers(latents.shape[1:], seeds, latents.device)[0]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the predicted velocity of the video, without audio as an input."""
+        """Return the velocity predicted for the video without audio input."""
         return self._velocities(slice(None), noisy, None, drawn, batch)[0]
 
     def _velocities(

@@ -50,7 +50,7 @@ class DecodedFrame:
 
 
 def place_frames(frames: Iterable[DecodedFrame], time_base: Fraction, codec: str) -> Iterator[tuple[int, DecodedFrame]]:
-    """Yield each frame with the position of its first sample, including priming.
+    """Yield each frame with the position of its first sample, counting priming samples.
 
     time_base: seconds per tick of timestamps. Frames at the start that have no timestamps are placed before the first
         frame that has one.
@@ -113,7 +113,7 @@ class _Positions:
             position = self._start(frame, following)
             if abs(position) > _MAX_POSITION:
                 raise ProbeError(
-                    f"the audio has the timestamp {frame.timestamp}, which is implausible; re-encode the file "
+                    f"an audio frame has an implausible timestamp ({frame.timestamp}); re-encode the file "
                     "(ffmpeg -i IN OUT.mp4)",
                     kind="timestamps",
                 )

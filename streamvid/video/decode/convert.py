@@ -45,7 +45,7 @@ class FrameConverter:
 
     Alpha is dropped.
 
-    color: color of yuv420p pictures, which keep the source's matrix and range.
+    color: matrix and range of the source, which yuv420p pictures keep.
     """
 
     def __init__(
