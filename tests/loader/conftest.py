@@ -105,7 +105,7 @@ def open_loader(dataset: Any, state: Any = None, **options: Any) -> streamvid.Vi
 
 
 def state_after(num_steps: int, dataset: Any, **options: Any) -> dict[str, Any]:
-    """Return the state of such a loader after `num_steps` batches."""
+    """Return the state of a loader from `open_loader` after `num_steps` batches."""
     with open_loader(dataset, **options) as loader:
         for _ in islice(loader, num_steps):
             pass

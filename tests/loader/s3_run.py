@@ -106,7 +106,7 @@ def start(**order: Any) -> subprocess.Popen[str]:
 
 
 def read_results(out: Path) -> Any:
-    """Return the received batches and the loader statistics that such a process has written."""
+    """Return the received batches and the loader statistics that a process from `start` has written."""
     return json.loads(out.read_text())
 
 
@@ -131,7 +131,7 @@ def check_processes(source: Source, folder: Path, num_ranks: int, options: dict[
 
 
 def timed(batches: Iterator[Any], waits: list[float]) -> Iterator[Any]:
-    """Yield the same batches, and append the seconds waited for each batch and for the end or an error to `waits`."""
+    """Yield the batches. Append the seconds waited for each batch, and for the end or an error, to `waits`."""
     while True:
         since = time.monotonic()
         try:

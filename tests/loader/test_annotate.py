@@ -75,7 +75,7 @@ def test_new_columns_are_in_batches_and_in_conditions(root: Path, tmp_path: Path
 
 
 def test_a_state_with_a_condition_stays_valid_unless_its_columns_change(root: Path, tmp_path: Path) -> None:
-    """PLAN-1, PLAN-5: the values decide which samples match, so changed values are a different plan, which raises."""
+    """PLAN-1, PLAN-5: the values determine which samples match. Resuming with changed values raises."""
     where = "year > 2001"
     whole = [key for key, _, _ in delivered(root, where=where)]
     state = state_after(1, root, **OPTIONS, where=where)

@@ -94,7 +94,7 @@ def test_a_block_is_returned_exactly_once() -> None:
 
 
 def test_a_write_after_close_is_ignored() -> None:
-    """STOP-1: a thread that starts or ends a loop while another thread closes the loader still writes its run."""
+    """STOP-1: a thread that starts or ends a loop may write its run number while another thread closes the loader."""
     arena = Arena("test", ALIGN_BYTES)
     arena.close()
     GENERATION.pack_into(arena.view, 0, 7)

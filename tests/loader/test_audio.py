@@ -98,9 +98,7 @@ def check(batch: streamvid.Batch, tracks: Mapping[str, Track]) -> list[tuple[str
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_window_has_the_sound_of_its_pictures(
-    dataset: Path, tracks: Mapping[str, Track], num_workers: int
-) -> None:
+def test_each_window_has_the_audio_of_its_frames(dataset: Path, tracks: Mapping[str, Track], num_workers: int) -> None:
     """SAMPLE-2: with lossless codecs, audio is bit-exact in any container, with and without an audio index."""
     seen = []
     with open_loader(
@@ -114,7 +112,7 @@ def test_each_window_has_the_sound_of_its_pictures(
 
 
 @pytest.mark.parametrize("temporal", ["head", "middle", "chunk", "random"])
-def test_views_that_keep_the_speed_have_the_sound_of_their_pictures(
+def test_views_that_keep_the_speed_have_the_audio_of_their_frames(
     dataset: Path, tracks: Mapping[str, Track], temporal: str
 ) -> None:
     seen = delivered(dataset, tracks, num_epochs=2, view={"temporal": temporal})
@@ -143,7 +141,7 @@ def at_rates(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 @pytest.mark.parametrize(("rule", "fps"), [("resample", 16), ("fix_frame_rate", 16), ("cap", 12), ("above", 30)])
-def test_pictures_at_another_rate_keep_the_speed_of_their_sound(
+def test_frames_at_another_rate_keep_the_speed_of_their_audio(
     at_rates: Callable[[str], Path], tracks: Mapping[str, Track], rule: str, fps: int
 ) -> None:
     """Dropping and repeating frames changes neither the start nor the speed of the audio."""
@@ -228,8 +226,8 @@ def test_a_dataset_from_an_older_version_is_refused_with_a_remedy(tmp_path: Path
 
 
 @pytest.mark.parametrize("codec", ["aac", "opus", "flac"])
-def test_native_clips_have_the_sound_of_their_pictures(tmp_path: Path, codec: str) -> None:
-    """SAMPLE-2: re-encoded audio is at the position where ffmpeg decodes it in the source."""
+def test_native_clips_have_the_audio_of_their_frames(tmp_path: Path, codec: str) -> None:
+    """SAMPLE-2: re-encoded audio keeps the position at which ffmpeg decodes it in the source."""
     sound = Sound("tones.mp4", "aac")
     clips = folder_of(tmp_path / "clips", [sound])
     build(clips, tmp_path / "dataset", clips="native", audio_codec=codec)
@@ -285,7 +283,7 @@ def test_windows_of_variable_rates_are_judged_by_their_own_frames(tmp_path: Path
 
 
 @pytest.mark.parametrize("view", [{"temporal": "uniform"}, {"max_interval": 3}])
-def test_audio_is_stretched_to_the_speed_of_the_pictures_if_asked(
+def test_audio_is_stretched_to_the_speed_of_the_frames_on_request(
     dataset: Path, tracks: Mapping[str, Track], view: dict[str, Any]
 ) -> None:
     """Sample counts are exact and follow from each window's own range, with and without an index, in any process."""
@@ -327,7 +325,7 @@ def test_the_remainder_of_an_epoch_has_the_same_audio(dataset: Path) -> None:
     assert rest(state, 2) == everything[4:]
 
 
-def test_sound_changes_no_plan_no_state_and_no_picture(dataset: Path) -> None:
+def test_audio_changes_no_plan_no_state_and_no_frame(dataset: Path) -> None:
     """PLAN-1: a state saved with audio can be resumed without audio, and the other way around."""
     assert state_after(3, dataset, output=OUTPUT) == state_after(3, dataset)
     with open_loader(dataset, batch_size=2, output=OUTPUT) as loud, open_loader(dataset, batch_size=2) as quiet:
@@ -338,12 +336,12 @@ def test_sound_changes_no_plan_no_state_and_no_picture(dataset: Path) -> None:
                 _ = other.audio
 
 
-def test_a_filter_leaves_out_clips_without_sound(dataset: Path, tracks: Mapping[str, Track]) -> None:
+def test_a_filter_excludes_clips_without_audio(dataset: Path, tracks: Mapping[str, Track]) -> None:
     names = {name for name, _ in delivered(dataset, tracks, where="has_audio")}
     assert names == {sound.name for sound in SOUNDS if sound.codec}
 
 
-def test_datasets_with_and_without_sound_are_mixed(dataset: Path, tracks: Mapping[str, Track], tmp_path: Path) -> None:
+def test_datasets_with_and_without_audio_are_mixed(dataset: Path, tracks: Mapping[str, Track], tmp_path: Path) -> None:
     quiet = Sound("quiet.mp4", None)
     build(folder_of(tmp_path / "clips", [quiet]), tmp_path / "dataset")
     known = {**tracks, quiet.name: track(tmp_path / "clips" / quiet.name)}
@@ -369,7 +367,7 @@ def test_pixels_media_layout_and_copies_of_a_batch(dataset: Path, tracks: Mappin
     assert len(seen) == len(SOUNDS)
 
 
-def test_the_ring_grows_by_three_batches_of_sound(dataset: Path) -> None:
+def test_the_ring_grows_by_three_batches_of_audio(dataset: Path) -> None:
     """The part of the ring that holds frames keeps its size."""
     sizes = {}
     for name, output in (("with", OUTPUT), ("without", {})):
@@ -395,9 +393,7 @@ def test_images_are_silent(tmp_path: Path) -> None:
                 assert batch.audio_present.all()
 
 
-def test_damaged_sound_is_bad_and_another_sample_takes_its_place(
-    dataset: Path, tracks: Mapping[str, Track], tmp_path: Path
-) -> None:
+def test_a_sample_with_damaged_audio_is_replaced(dataset: Path, tracks: Mapping[str, Track], tmp_path: Path) -> None:
     """BAD-1: the substitute has intact audio, and the recorded reason is the checksum."""
     root = Path(shutil.copytree(dataset, tmp_path / "dataset"))
     source, name = streamvid.open_dataset(root), "flac.mkv"
@@ -455,7 +451,7 @@ LOSSY = (
 
 
 @pytest.mark.parametrize("rate", [16000, RATE])
-def test_lossy_and_resampled_sound_is_where_ffmpeg_puts_it(tmp_path: Path, rate: int) -> None:
+def test_lossy_and_resampled_audio_matches_ffmpeg(tmp_path: Path, rate: int) -> None:
     """SAMPLE-2: the ffmpeg program decodes whole files.
 
     Its output matches best at the delivered position, without a shift.

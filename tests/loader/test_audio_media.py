@@ -129,7 +129,7 @@ def test_each_window_has_the_audio_of_its_frames(
 
 
 @pytest.mark.parametrize("options", [{}, {"clips": "native", "audio_codec": "flac", "max_clip_seconds": 1}])
-def test_the_audio_of_the_clip_itself_is_the_same_as_an_input(options: dict[str, Any], tmp_path: Path) -> None:
+def test_the_audio_of_a_clip_is_the_same_as_an_input(options: dict[str, Any], tmp_path: Path) -> None:
     """SAMPLE-2: a clip's own audio and the same file as an input agree, even if the audio starts late or ends early."""
     sounds = [
         Sound("a.mov", "pcm_s16le"),

@@ -120,7 +120,7 @@ def test_batches_have_the_samples_of_their_files(dataset: Path, num_workers: int
 
 
 def test_the_remainder_of_an_epoch_is_the_same_after_a_resume(dataset: Path) -> None:
-    """PLAN-5: the number of workers may differ."""
+    """PLAN-5: a resume with a different number of workers gives the same samples."""
 
     def rest(state: Any, num_workers: int) -> list[list[Any]]:
         with open_loader(dataset, state, batch_size=1, num_epochs=3, num_workers=num_workers, output=OUTPUT) as loader:
@@ -269,7 +269,7 @@ def test_loader_options_that_require_video_are_refused(dataset: Path, options: d
         open_loader(dataset, **options)
 
 
-def test_files_with_pictures_are_rejected(tmp_path: Path) -> None:
+def test_files_with_video_are_rejected(tmp_path: Path) -> None:
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=s=64x64:d=1", "-f", "lavfi", "-i", "sine=d=1", tmp_path / "a.mkv")
     (tmp_path / "a.mkv").rename(tmp_path / "a.mka")
     report = dry_run(tmp_path, tmp_path / "ds", options_of())

@@ -133,7 +133,7 @@ def undamaged(tmp_path_factory: pytest.TempPathFactory) -> list[Delivered]:
 def test_every_bad_sample_is_replaced_and_all_others_are_unchanged(
     tmp_path: Path, undamaged: list[Delivered], seed: int
 ) -> None:
-    """BAD-1, SAMPLE-1, PLAN-5: this holds for any damage, number of workers and resume state."""
+    """BAD-1, SAMPLE-1, PLAN-5: for any damage, deliveries do not depend on the number of workers or on a resume."""
     choose = random.Random(seed)
     keys = [key for shards in keys_of(LAYOUT) for shard in shards for key in shard]
     kinds = ["cut", *choose.choices([kind for kind in KINDS if kind != "cut"], k=2)]
@@ -182,7 +182,7 @@ def test_an_entirely_bad_shard_is_replaced_from_the_next_one(tmp_path: Path, num
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: samples that precede it in the plan may still be delivered."""
+    """BAD-1: samples that precede the error in the plan may still be delivered."""
     layout = {TALL: [2], SMALL: [2, 1]}
     root = damaged(tmp_path, layout, {f"96x64-5f-{i}": KINDS[i] for i in range(3)})
     received = []
@@ -280,9 +280,9 @@ def test_cost_of_a_batch(tmp_path: Path) -> None:
 
 
 def test_a_share_of_bad_samples_fails_the_run(tmp_path: Path) -> None:
-    """BAD-1: the share is of at least 1000 samples, so the first bad sample does not fail a run.
+    """BAD-1: the share is relative to at least 1000 samples, so the first bad sample does not fail a run.
 
-    Earlier batches are delivered.
+    Batches before the failing one are delivered.
     """
     root = damaged(tmp_path / "dataset", {SMALL: [3]}, {"96x64-5f-1": "zero"})
     for fraction, allowed in ((0.0, 0), (0.002, 2)):

@@ -167,7 +167,7 @@ def test_a_copy_is_the_same_batch(way: str, layout: str) -> None:
 
 
 def test_copies_through_to_are_noticed(dataset: Path) -> None:
-    """BATCH-1: this includes copies of a shallow copy and copies by accelerate."""
+    """BATCH-1: copies of a shallow copy and copies by accelerate are noticed, too."""
     noticed: list[torch.device] = []
     fields = dict(made_batch(random_frames(2, 4, 6, 8, 3)))
     batch = streamvid.Batch(fields, noticed.append)
@@ -189,7 +189,7 @@ def test_a_digest_does_not_depend_on_the_memory_layout() -> None:
     assert torch.tensor([batch.digest()], dtype=torch.int64).item() == batch.digest()
 
 
-def test_a_digest_tells_batches_apart() -> None:
+def test_a_digest_distinguishes_batches() -> None:
     frames = random_frames(2, 9, 64, 96, 3)
     batch = made_batch(frames)
     others = [

@@ -49,7 +49,9 @@ def opened(
 ) -> Iterator[tuple[Pipeline, int]]:
     """Open a pipeline over samples (shard, position) and start a run.
 
-    Closing takes only seconds, even if something hangs. together: samples per batch.
+    Closing takes only seconds, even if something hangs.
+
+    together: samples per batch.
     """
     part, bucket = part_of(source)
     settings = PipelineOptions(
@@ -69,7 +71,7 @@ def opened(
     finally:
         before = time.monotonic()
         pipeline.close()
-        assert time.monotonic() - before < 25, "it waited for what hangs"
+        assert time.monotonic() - before < 25, "closing waited for the hanging operation"
 
 
 def read_until(pipeline: Pipeline, run: int, error: type[StreamvidError], says: str) -> list[str]:

@@ -96,7 +96,7 @@ MIXED: list[Names] = [("bt709", "limited", "left"), ("bt601", "full", "center"),
 def test_every_pixel_is_the_exact_value_rounded_to_nearest(
     samples: list[Names], num_frames: int, half_height: int, half_width: int, seed: int
 ) -> None:
-    """YUV-1: this holds for any planes and sizes, and any mix of matrices, ranges and sitings in one batch."""
+    """YUV-1: planes, sizes, and the mix of matrices, ranges and sitings in a batch are arbitrary."""
     height, width = half_height * 2, half_width * 2
     planes = random_planes(len(samples), num_frames, height, width, seed)
     found = yuv420p_to_rgb(planes, table_of(samples), height, width, "BTHWC").numpy()
@@ -121,7 +121,7 @@ def test_a_large_picture_has_no_bias(matrix: str, color_range: str) -> None:
     assert 10 * np.log10(255**2 / np.mean(error**2)) >= 58
 
 
-def test_the_names_are_those_of_the_standards() -> None:
+def test_the_names_match_the_standards() -> None:
     assert set(LUMA_SHARES) == set(SHARES)
     assert set(RANGES) == {"limited", "full"}
     assert set(SITINGS) == set(PLACES)
@@ -129,10 +129,7 @@ def test_the_names_are_those_of_the_standards() -> None:
 
 @pytest.mark.parametrize("matrix", SHARES)
 def test_grays_have_equal_channels(matrix: str) -> None:
-    """YUV-1: this holds for every Y without color.
-
-    Values below black become black, and values above white become white.
-    """
+    """YUV-1: every Y is tested without color. Values below black become black, and values above white become white."""
     ramp = torch.cat([torch.arange(256, dtype=torch.uint8), torch.full((128,), 128, dtype=torch.uint8)]).view(1, 1, -1)
     levels = np.arange(256)
     for color_range, right in (

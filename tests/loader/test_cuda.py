@@ -107,7 +107,7 @@ def test_a_copy_in_flight_outlives_its_loader(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda", 0)])
-def test_staged_batches_are_right_however_late_the_caller_computes(dataset: Path, device: Any) -> None:
+def test_staged_batches_are_correct_however_late_the_caller_computes(dataset: Path, device: Any) -> None:
     """BATCH-1: the caller's stream waits for the copy, and torch reuses the memory only after the caller's work."""
     with driver(dataset, None) as plain:
         expected = [batch.clone() for batch in plain.batches()]

@@ -91,7 +91,7 @@ def test_probabilities_match_the_config(dataset: str) -> None:
 
 
 def test_a_run_resumes_at_its_position(dataset: str) -> None:
-    """PLAN-5: this holds across the draws of several epochs."""
+    """PLAN-5: the remaining batches are the same, across the draws of several epochs."""
     options = {"batch_size": 1, "world": World(0, 1), "num_workers": 0, "output": {"decode": False}, "num_epochs": 3}
     with VideoLoader(dataset, **options) as loader:
         whole = [(batch.bucket.id, *batch.sample_keys) for batch in loader]
@@ -105,7 +105,7 @@ def test_a_run_resumes_at_its_position(dataset: str) -> None:
             assert first + [(batch.bucket.id, *batch.sample_keys) for batch in loader] == whole
 
 
-def test_filters_apply_and_those_that_distinguish_copies_are_refused(dataset: str) -> None:
+def test_filters_apply_unless_they_distinguish_copies(dataset: str) -> None:
     kept = epochs(dataset, 4, where="contains(source, 'clip00') or contains(source, 'clip04')")
     assert {name.split("@")[0] for epoch in kept for name in epoch} <= {"clip 0", "clip 4"}
     with pytest.raises(ConfigError, match="clip_bytes differs between the buckets"):
@@ -119,13 +119,13 @@ def test_each_clip_is_stored_in_two_buckets(dataset: str) -> None:
     assert verify_dataset(dataset, deep=True).is_right
 
 
-def test_decoded_batches_have_the_bucket_s_shape(dataset: str) -> None:
+def test_decoded_batches_have_the_shape_of_the_bucket(dataset: str) -> None:
     with open_loader(dataset, world=World(0, 1)) as loader:
         for batch in loader:
             assert batch.video.shape == (1, 3, *batch.bucket.shape)
 
 
-def test_the_order_of_the_input_changes_nothing(dataset: str, tmp_path: Path) -> None:
+def test_buckets_do_not_change_the_stored_order(dataset: str, tmp_path: Path) -> None:
     """The shards of all buckets hold the same clips at the same positions."""
     opened = open_dataset(dataset)
     table = opened.samples_table().to_pylist()
@@ -138,7 +138,7 @@ def test_the_order_of_the_input_changes_nothing(dataset: str, tmp_path: Path) ->
         assert all(order == orders[0] for order in orders)
 
 
-def test_copies_of_a_clip_are_annotated_alike(dataset: str, tmp_path: Path) -> None:
+def test_copies_of_a_clip_must_be_annotated_together(dataset: str, tmp_path: Path) -> None:
     """PLAN-4: if only one copy had a value, a filter could separate the copies, and a clip could be delivered twice."""
     copied = tmp_path / "ds"
     copy_dataset(dataset, copied)

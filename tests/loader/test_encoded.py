@@ -364,7 +364,7 @@ def test_video_options_are_refused(dataset: Path, name: str, options: dict[str, 
 
 
 @pytest.mark.parametrize("value", [None, 0, "no"])
-def test_decode_is_true_or_false(dataset: Path, value: Any) -> None:
+def test_decode_must_be_true_or_false(dataset: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match="output.decode=.*must be True or False"):
         loader_of(dataset, output={"decode": value})
 

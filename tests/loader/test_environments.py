@@ -183,7 +183,7 @@ print(len(set(keys)), pixels, os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev
 def test_batches_larger_than_dev_shm(large_dataset: Path) -> None:
     """Docker limits /dev/shm to 64 MB, but batches of 99 MB are delivered.
 
-    If mounting is not allowed, the limit is not set.
+    Without permission to mount, the test does not set this limit.
     """
     mount = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c"]
     mount += ['mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "-"]
@@ -260,7 +260,7 @@ def test_cloned_batches_outlive_the_loader(dataset: Path) -> None:
 
 
 def test_a_thread_that_ends_with_its_loader_open(dataset: Path) -> None:
-    """STOP-1: this happens if a server's request thread fails.
+    """STOP-1: a server's request thread may fail within a loop.
 
     Nothing of the loader remains once the error has been freed.
     """

@@ -228,7 +228,7 @@ def test_every_plan_option_is_compared() -> None:
     assert {option.name: getattr(options, option.name) for option in fields(options)}.items() <= identity.items()
 
 
-def test_only_what_differs_is_named(results: list[dict[str, str | None]]) -> None:
+def test_only_differences_are_named(results: list[dict[str, str | None]]) -> None:
     message = str(results[0]["dataset"])
     assert "dataset is" in message and "seed" not in message and "tail" not in message
 

@@ -300,5 +300,5 @@ def test_exactly_once_per_epoch_and_version(
 def test_exactly_once_in_many_lives(
     ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, life: dict[str, Any]
 ) -> None:
-    """The same checks on many more cases."""
+    """PLAN-2, PLAN-4, PLAN-5: many more random cases pass the same checks."""
     live(ranks, tmp_path_factory.mktemp("life") / "ds", life)

@@ -1,4 +1,4 @@
-"""Tests of SAFE-1: an index with wrong values is an error that names the place, never a hang, crash or memory blowup."""
+"""Tests of SAFE-1: wrong values in an index are a named error, never a hang, a crash or unbounded memory use."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_row_with_a_wrong_frame_count_is_a_bad_sample(tmp_path: Path, num_work
 
 @pytest.mark.parametrize("place", ["manifest.json/\x1b[2J", "\x1b]0;x\x07\r"])
 def test_error_messages_contain_no_terminal_controls(tmp_path: Path, place: str) -> None:
-    """SAFE-1: this holds for any name in a message, and also for logs and tracebacks."""
+    """SAFE-1: names in a message are escaped, also in logs and tracebacks."""
     (tmp_path / "manifest.json").touch()
     for error in (StorageError(f"cannot read {place}"), ProbeError(place), ConfigError(place)):
         assert str(error).isprintable() and "\\x1b" in str(error)

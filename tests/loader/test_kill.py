@@ -117,7 +117,7 @@ class Life:
 
 @dataclass
 class Run:
-    """Two epochs of a dataset, delivered in as many lives as necessary."""
+    """Run of two epochs over a dataset, in as many lives as necessary."""
 
     folder: Path
     dataset: Path
@@ -260,7 +260,7 @@ def delivered(lives: Sequence[Life], bucket: str, *, epochs: Sequence[int], repe
 
 
 def check_counted_samples_are_not_repeated(run: Run, keys: Keys) -> None:
-    """Check counts after a resume: under "carry", each bucket is one stream of passes; else, no epoch has duplicates."""
+    """Check counts after a resume: under "carry", a bucket is one stream of passes; else, no epoch has duplicates."""
     for bucket, names in keys.items():
         if run.tail == "carry":
             counts = delivered(run.lives, bucket, epochs=range(NUM_EPOCHS))

@@ -1,4 +1,4 @@
-"""Tests of the memory and core limits: the machine's, or less in a container or batch job."""
+"""Tests of memory and core limits: the limits of the machine, or lower ones in a container or batch job."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_a_full_ring_is_an_error_only_after_a_wait(dataset: Path) -> None:
 
 
 def test_batches_held_in_unusual_ways(dataset: Path) -> None:
-    """BATCH-1: numpy, another thread or a cycle holds them, also after the loader has closed.
+    """BATCH-1: numpy, another thread or a reference cycle may hold a batch, also after the loader has closed.
 
     Copies are independent.
     """

@@ -131,7 +131,7 @@ def test_more_samples_in_flight_than_the_sockets_of_workers_can_hold(roots: dict
 
 @pytest.mark.parametrize("name", ["copy", "resampled", "native", "native-16"])
 def test_every_conditioning_input_shows_the_clips_frames(roots: dict[str, Path], name: str) -> None:
-    """SAMPLE-1, SAMPLE-2: this holds for any window; DIFFSYNTH row 3 (several inputs), row 4 (lists of images)."""
+    """SAMPLE-1, SAMPLE-2: windows are drawn at random; DIFFSYNTH row 3 (several inputs), row 4 (lists of images)."""
     windows = set()
     for epoch in range(3):
         with open_loader(roots[name], batch_size=2, media=NAMES, output={"layout": "BTHWC"}, tail="uneven") as loader:
@@ -187,7 +187,7 @@ def test_ranks_workers_and_batch_sizes_change_nothing(roots: dict[str, Path], na
 
 
 def test_a_resumed_run_delivers_the_same(roots: dict[str, Path]) -> None:
-    """PLAN-5, SAMPLE-1: this holds for a different number of workers."""
+    """PLAN-5, SAMPLE-1: a resume with a different number of workers gives the same conditioning inputs."""
 
     def digests(loader: streamvid.VideoLoader, stop: int | None = None) -> list[tuple[list[str], str]]:
         found = []
@@ -210,8 +210,8 @@ def test_a_resumed_run_delivers_the_same(roots: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["copy", pytest.param("native", marks=pytest.mark.slow)])
-def test_planes_become_the_same_pictures(roots: dict[str, Path], name: str) -> None:
-    """YUV-1: this includes conditioning inputs, in every layout. Inputs that a sample lacks stay black."""
+def test_planes_give_the_same_frames(roots: dict[str, Path], name: str) -> None:
+    """YUV-1: conditioning inputs agree, too, in every layout. Inputs that a sample lacks stay black."""
     exact = {
         key: batch
         for batch in batches(roots[name], output={"accuracy": "exact"}, batch_size=1)
@@ -232,7 +232,7 @@ def test_planes_become_the_same_pictures(roots: dict[str, Path], name: str) -> N
 
 
 def test_a_batch_with_media_behaves_like_any_batch(roots: dict[str, Path]) -> None:
-    """BATCH-1: it is moved, cloned, pickled and normalized as a whole, and outlives its ring slot."""
+    """BATCH-1: the batch is moved, cloned, pickled and normalized as a whole, and outlives its ring slot."""
     kept = []
     for batch in batches(roots["copy"], output={"layout": "BCTHW"}):
         own = batch.clone()
@@ -315,7 +315,7 @@ def deliveries_without(root: Path, medium: str) -> set[str]:
 
 
 def test_a_conditioning_input_that_does_not_decode_is_bad(tmp_path: Path) -> None:
-    """BAD-1: its checksum matches but it does not decode, with and without workers."""
+    """BAD-1: the checksum of the input matches, but the input does not decode, with and without workers."""
     rows = make_rows(tmp_path, 4)
     control = numbered(frames_of("carphone_pristine", WIDTH, HEIGHT, 26), CONTROL)
     data = bytearray(clip_of(control))
@@ -440,7 +440,7 @@ def test_datasets_of_a_mix_share_media(roots: dict[str, Path], source: Path, tmp
 
 
 @pytest.mark.slow
-def test_stills_have_media(tmp_path: Path) -> None:
+def test_images_have_conditioning_inputs(tmp_path: Path) -> None:
     """Images have image inputs and clips have video inputs, both with the number of frames of their bucket."""
     rows = make_rows(tmp_path, 2)
     for row in rows[1:]:

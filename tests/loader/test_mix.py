@@ -166,7 +166,7 @@ def test_images_and_videos_in_stated_proportions(two: tuple[Path, Path]) -> None
 
 
 def test_captions_of_each_dataset(two: tuple[Path, Path]) -> None:
-    """SAMPLE-1: another column, a prefix, and dropout that is drawn per visit, independent of the workers."""
+    """SAMPLE-1: captions come from another column, with a prefix, and dropout is drawn per visit, for any workers."""
     config = DatasetConfig(two[0], captions={"column": "place", "prefix": "at ", "dropout": 0.5})
     runs = [received(config, num_epochs=4, num_workers=workers) for workers in (0, 2)]
     assert runs[0] == runs[1]

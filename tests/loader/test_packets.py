@@ -158,7 +158,7 @@ def test_the_dataset_has_clips_with_and_without_an_index(built: Path) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("pixels", ["rgb24", "yuv420p"])
 def test_batches_are_the_same_with_and_without_packets(built: Path, root: Path, num_workers: int, pixels: str) -> None:
-    """SAMPLE-2, PLAN-5: they are bit-exact, also after a resume."""
+    """SAMPLE-2, PLAN-5: batches are bit-exact, also after a resume."""
     options = {"num_workers": num_workers, "num_epochs": 2, "output": {"pixels": pixels}}
     with_packets = deliveries(built, **options)
     assert len(with_packets) >= 18
@@ -381,7 +381,7 @@ PLACES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("name", PLACES)
 def test_an_invalid_location_of_a_packet_table_is_an_error(root: Path, name: str, decode: bool) -> None:
-    """SAFE-1: it is raised before any byte is read or memory is allocated, with and without decoding."""
+    """SAFE-1: the error is raised before any byte is read or memory is allocated, with and without decoding."""
     rewrite(root, lambda rows, clips: clips, PLACES[name])
     with (
         open_loader(root, output={"decode": decode}) as loader,

@@ -88,7 +88,7 @@ def quality_of(one: torch.Tensor, other: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("clips", ["copy", "native"])
 def test_rgb_from_planes_matches_decoded_rgb(roots: dict[str, Path], clips: str) -> None:
-    """YUV-1: this holds for clips of all colors in one batch, with any number of workers and in any layout."""
+    """YUV-1: clips of all colors share a batch. The number of workers and the layout do not change the RGB."""
     exact = videos(roots[clips], output={"accuracy": "exact"})
     found = videos(roots[clips], output={"pixels": "yuv420p"})
     assert set(found) == set(exact) and len(found) == NUM_CLIPS + 1

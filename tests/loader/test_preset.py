@@ -68,7 +68,7 @@ def test_frames_at_other_rates_than_the_models_are_refused(sealed: Path, view: d
     assert delivered(sealed, batch_size=1, preset=replace(RULE, fps=None), **view)
 
 
-def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) -> None:
+def test_one_set_of_shards_serves_every_model_whose_rule_it_follows(sealed: Path) -> None:
     for other in (
         RULE,
         replace(RULE, name="another", vae_space=16, multiple=32, frame_rule=FrameRule(2)),
@@ -148,7 +148,7 @@ def test_the_log_reports_the_host_memory_of_a_batch(tmp_path: Path, caplog: pyte
     assert "for the ring and the clips read ahead" in caplog.text
 
 
-def test_a_rule_is_checked_when_the_dataset_is_made(tmp_path: Path) -> None:
+def test_a_rule_is_checked_when_the_dataset_is_created(tmp_path: Path) -> None:
     """The rate and the buckets are checked before any file is read."""
     with pytest.raises(ConfigError, match="but wan2.1 requires 16 frames per second; shard with --fps 16"):
         shard_options(bucket_config="wan2.1-480p", fps=24)

@@ -106,7 +106,7 @@ def test_a_damaged_state_is_refused(dataset: Path, wrong: Any) -> None:
 
 
 def test_a_state_of_ten_thousand_buckets_is_small(tmp_path: Path) -> None:
-    """PLAN-5: it once took 170 kB. Even without the bucket names, a state of other buckets is refused."""
+    """PLAN-5: the state once took 170 kB. Even without the bucket names, a state of other buckets is refused."""
     for name, num_buckets in (("ds", 10_000), ("other", 1_001)):
         (tmp_path / name).mkdir()
         write_dataset(tmp_path / name, 20 * num_buckets, num_buckets, num_buckets)
@@ -222,8 +222,9 @@ def test_taking_exactly_len_batches_leads_to_the_next_epoch(dataset: Path, how: 
 def test_taking_the_length_of_the_first_epoch_loses_no_batches(dataset: Path, batch_size: int, stopped: int) -> None:
     """PLAN-4: Lightning reads the length only once.
 
-    With tail="carry", later epochs may be longer, and one of them was repeated forever. stopped: number of batches
-    before a resume.
+    With tail="carry", later epochs may be longer, and one of them was repeated forever.
+
+    stopped: number of batches before a resume.
     """
     options: dict[str, Any] = {"batch_size": batch_size, "num_workers": 0}
     with streamvid.VideoLoader(dataset, **options, num_epochs=None) as loader:
@@ -261,7 +262,7 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad"])
 def test_progress_is_the_completed_share_of_the_epoch(sizes: dict[int, Path], tail: Any) -> None:
-    """PLAN-5: it is the same on all ranks and rises from 0 to 1 in every epoch, whatever was carried into the epoch."""
+    """PLAN-5: progress is the same on all ranks and rises from 0 to 1 in every epoch, whatever was carried into it."""
     told = []
     for rank in range(2):
         with open_loader(sizes[40], batch_size=3, world=World(rank, 2), num_epochs=3, tail=tail) as loader:

@@ -39,7 +39,7 @@ def tar_requests(proxy: FaultProxy) -> int:
 def test_every_rank_receives_the_same_batches_as_from_disk(
     sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path, name: str, decode: bool
 ) -> None:
-    """PLAN-5, FETCH-2: this holds for 1, 2 and 3 ranks, and for a cold and a warm cache."""
+    """PLAN-5, FETCH-2: batches are the same with 1, 2 and 3 ranks, and with a cold and a warm cache."""
     source = sources[name]
     cache = {"storage": {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}}
     for num_ranks in (1, 2, 3):
@@ -116,7 +116,7 @@ def test_a_state_can_be_resumed_between_disk_and_bucket(
 
 
 def test_filters_and_mixtures(sources: dict[str, Source], rgw: Rgw, s3_env: S3Env) -> None:
-    """PLAN-5: `where`, a column, and a mix of two datasets, of which one is local and one is in a bucket."""
+    """PLAN-5: `where`, columns, and mixes of local and remote datasets give the same batches as on disk."""
     s3_env(rgw)
     plain, native = sources["plain"], sources["native"]
     options: dict[str, Any] = {"batch_size": 1, "where": "score > 1", "columns": ["score"]}
@@ -141,7 +141,7 @@ def test_a_closed_loader_keeps_no_connection(sources: dict[str, Source], proxy: 
 
 
 def test_statistics_match_the_server(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
-    """This covers requests, bytes and the cache's blocks, and all values can be written as JSON."""
+    """Requests, bytes and the cache's blocks match, and all values can be written as JSON."""
     source, cache = sources["plain"], {"storage": {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}}
     with streamvid.VideoLoader(source.root, batch_size=2, num_workers=0) as loader:
         list(map(id, loader))

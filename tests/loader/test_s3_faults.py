@@ -110,7 +110,10 @@ def one_run(
 
 
 def test_a_campaign_of_faults(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
-    """FETCH-1, PLAN-5: 20 % of requests fail in any way, but no byte is wrong, lost or repeated, and nothing hangs."""
+    """FETCH-1, PLAN-5: 20 % of requests have a fault of any kind, but no byte is wrong, lost or repeated.
+
+    Nothing hangs.
+    """
     for seed in range(3):
         one_run(seed, sources, proxy, tmp_path)
     counts = proxy.counts()

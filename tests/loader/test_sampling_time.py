@@ -145,7 +145,7 @@ def places(rule: str, truth: Truth) -> list[int]:
 def test_a_prefix_has_the_frames_of_the_rule(
     rule: str, dataset: Callable[[str], Path], truth: Callable[[str], Truth]
 ) -> None:
-    """SAMPLE-2, OPEN-SORA 11, DIFFSYNTH 12 and 13: these are the first frames that each rule selects, at their rate."""
+    """SAMPLE-2, OPEN-SORA 11, DIFFSYNTH 12 and 13: the first frames of each rule are delivered, with their rate."""
     delivered = deliver(dataset(rule), view={"temporal": "head"})
     assert sorted(item.source for item in delivered) == sorted(NAMES)
     for item in delivered:
@@ -206,7 +206,7 @@ def test_windows_from_the_middle_and_side_by_side(
 
 
 @pytest.mark.parametrize("rule", ["native", "resample"])
-def test_an_even_spread_is_over_the_whole_clip(
+def test_a_uniform_view_covers_the_whole_clip(
     rule: str, dataset: Callable[[str], Path], truth: Callable[[str], Truth]
 ) -> None:
     """With "uniform", frames are nearest to evenly spaced times from first to last, and the rate gives the spacing."""

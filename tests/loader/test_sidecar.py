@@ -43,7 +43,7 @@ def sidecar(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_sample_is_delivered_once_per_epoch_with_its_own_tensors(
     dataset: Path, sidecar: Path, num_ranks: int
 ) -> None:
-    """PLAN-2: this holds for an odd number of samples. Visit v delivers the stored visit v modulo their number."""
+    """PLAN-2: the number of samples is odd. Visit v delivers the stored visit v modulo the number of stored visits."""
     seen: Counter[tuple[int, str]] = Counter()
     for rank in range(num_ranks):
         world = World(rank, num_ranks)
@@ -118,7 +118,7 @@ def test_a_state_resumes_at_its_position(dataset: Path, sidecar: Path, num_done:
 
 
 def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
-    """PLAN-5: `where`, and a mix of two datasets, each with precomputed features for its own seed."""
+    """PLAN-5: `where` works, and so does a mix of two datasets, each with precomputed features for its own seed."""
     for batch in open_loader(dataset, features=sidecar, where="score > 4"):
         check_tensors(batch, 0)
     other = build_dataset(tmp_path / "other", {SMALL: [3, 2], TALL: [2]}, variants=1)

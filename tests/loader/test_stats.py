@@ -1,4 +1,4 @@
-"""Tests of loader statistics: the cost of its batches."""
+"""Tests of the loader's statistics on the cost of its batches."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def counted_once(ranks: list[list[Any]]) -> Counter[str]:
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad", "shrink"])
 @pytest.mark.parametrize("accumulate", [2, 3, 4])
 def test_steps_of_an_epoch_are_a_multiple_of_accumulate(uneven: Path, tail: Any, accumulate: int) -> None:
-    """PLAN-2, PLAN-4: this holds on all ranks for any tail. Pad and shrink add marked repeats and lose no samples."""
+    """PLAN-2, PLAN-4: all ranks agree, for any tail. Pad and shrink add marked repeats and lose no samples."""
     ranks = steps_of(uneven, 2, batch_size=2, tail=tail, accumulate=accumulate)
     assert {len(batches) % accumulate for batches in ranks} == {0}
     assert len({len(batches) for batches in ranks}) == 1 and ranks[0]
@@ -97,7 +97,7 @@ def test_buckets_of_equal_cost_share_a_step(uneven: Path) -> None:
 
 
 def test_largest_first_shows_every_bucket_at_once(uneven: Path) -> None:
-    """A run that exceeds the memory does so in its first steps. A resumed run does not start with them again."""
+    """A run that runs out of memory does so in its first steps. A resumed run does not start with them again."""
     with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, schedule={"order": "largest-first"}) as loader:
         iterator = iter(loader)
         assert [next(iterator).bucket.id for _ in range(3)] == [LONG.id, TALL.id, SMALL.id]

@@ -69,7 +69,7 @@ def test_no_worker_outlives_its_loader(dataset: Path, then: str, code: int, says
     assert wait_for_end(workers) == []
 
 
-def test_ctrl_c_reaches_the_loop_and_leaves_nothing(dataset: Path) -> None:
+def test_ctrl_c_reaches_the_loop_and_leaves_nothing_behind(dataset: Path) -> None:
     process, workers = start(dataset, "time.sleep(60)")
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -133,9 +133,7 @@ print("clean")
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(
-    dataset: Path, num_workers: int, decode: bool, count: int
-) -> None:
+def test_ctrl_c_at_any_moment_leaves_nothing_behind(dataset: Path, num_workers: int, decode: bool, count: int) -> None:
     """After an interrupt while creating, waiting, breaking, moving or closing, the next loop restarts the epoch."""
     assert run_python(CTRL_C, dataset, num_workers, decode, count).stdout == "clean\n"
 
@@ -249,7 +247,10 @@ def between_lines(functions: Sequence[Any], place: int, action: Callable[[], Non
 
 @pytest.mark.timeout(60)
 def test_set_epoch_in_another_thread_ends_or_moves_a_starting_loop(dataset: Path) -> None:
-    """It runs between any two lines of `iter`. The loop then ends or delivers the new epoch, and never hangs."""
+    """`set_epoch` runs between any two lines of `iter`.
+
+    The loop then ends or delivers the new epoch, and never hangs.
+    """
     functions = (VideoLoader.__iter__, Pipeline.stop, Pipeline.start)
     outcomes: list[int | None] = []
     with open_loader(dataset, num_workers=0, num_epochs=None) as loader:
@@ -270,7 +271,7 @@ def test_set_epoch_in_another_thread_ends_or_moves_a_starting_loop(dataset: Path
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_close_at_every_stage(dataset: Path, num_workers: int) -> None:
-    """It is called twice, within a loop, in another thread, with an abandoned iterator, and before the first batch."""
+    """`close` is called twice, in a loop, in another thread, with an abandoned iterator, and before the first batch."""
     before = streamvid_threads()
     for seconds in (0.0, 0.002, 0.01, 0.03, 0.1, 0.3):
         loader = open_loader(dataset, num_workers=num_workers, num_epochs=None)

@@ -112,7 +112,7 @@ ALL_DRAWS = {
 
 
 def test_a_text_depends_only_on_seed_key_and_visit(texts: Path) -> None:
-    """SAMPLE-1: this covers columns, captions, parts and drops over ranks, batch sizes, shuffles and epochs."""
+    """SAMPLE-1: columns, captions, parts and drops depend on the epoch, but not on ranks, batch sizes or shuffles."""
     config = DatasetConfig(texts, **ALL_DRAWS)
     first = delivered(config, num_epochs=3)
     assert len(first) == 3 * NUM_PROMPTS
@@ -135,7 +135,7 @@ def test_texts_continue_after_a_resume_with_other_ranks(texts: Path) -> None:
 
 
 def test_texts_of_clips_are_the_same_with_workers(scored: Path) -> None:
-    """SAMPLE-1: this includes clips that are not decoded."""
+    """SAMPLE-1: neither workers nor decode=False change the texts of clips."""
     config = DatasetConfig(scored, captions={"template": "{text}{? {fps:d}}", "part_dropout": 0.5, "dropout": 0.3})
     first = delivered(config, num_epochs=6, batch_size=1)
     assert len(set(first.values())) > 4

@@ -46,10 +46,7 @@ def admitted(dataset: Path, test: Any) -> list[str]:
     ],
 )
 def test_each_sample_that_meets_the_condition_is_delivered_once(dataset: Path, where: str, test: Any) -> None:
-    """PLAN-4, PLAN-6: shards have no, some or only matching samples.
-
-    This holds for any ranks, and also from the cache.
-    """
+    """PLAN-4, PLAN-6: shards have no, some or only matching samples. Ranks, workers and the cache change nothing."""
     expected = admitted(dataset, test)
     assert expected
     for _ in range(2):
