@@ -285,7 +285,7 @@ def test_a_missing_shard_is_an_error(dataset: Path, tmp_path: Path, num_workers:
 def test_kept_batches_do_not_change(built: Path) -> None:
     """BATCH-1: held batches keep their content while others are delivered.
 
-    Clones have their own memory and free the ring.
+    Clones have their own memory and occupy no ring slot.
     """
     with loader_of(built, output={"decode": False}, num_epochs=4, num_workers=1) as loader:
         held, before = [], []
@@ -382,7 +382,7 @@ def test_two_ranks_share_samples_as_with_decoding(dataset: Path) -> None:
 
 
 def stop_children(others: set[psutil.Process], is_over: threading.Event) -> None:
-    """Suspend each worker as soon as it has started, until no more are coming."""
+    """Suspend each worker as soon as it has started, until `is_over` is set."""
     is_last = False
     while not is_last:
         is_last = is_over.is_set()

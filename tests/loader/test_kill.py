@@ -93,7 +93,7 @@ def launching(folder: Path) -> Iterator[Launcher]:
 
 @dataclass
 class Life:
-    """Part of a run between two starts. Each rank's steps up to the state from which the next start resumes count."""
+    """Part of a run between two starts. Only steps up to the state from which the next start resumes count."""
 
     number: int
     num_ranks: int

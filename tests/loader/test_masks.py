@@ -128,7 +128,7 @@ def test_class_ids_of_videos_are_kept(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_mask_with_more_than_8_bits_is_rejected(tmp_path: Path) -> None:
-    """Its ids would be truncated, and the error says why."""
+    """Its ids would be truncated, so the error names its bit depth."""
     (tmp_path / "deep.png").write_bytes(written(Image.fromarray(ids().astype(np.uint16) * 256)))
     (tmp_path / "clip.png").write_bytes(png_of(frames_of("bikes", WIDTH, HEIGHT, 1)[0]))
     rows = write_rows(tmp_path / "metadata.jsonl", [{"path": "clip.png", "caption": "deep", "matte": "deep.png"}])

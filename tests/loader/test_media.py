@@ -326,7 +326,7 @@ def test_a_conditioning_input_that_does_not_decode_is_bad(tmp_path: Path) -> Non
     options = OPTIONS | {"media": {"control": "control_video"}}
     report = shard(write_rows(tmp_path / "metadata.jsonl", rows), tmp_path / "dataset", shard_options(**options))
     if report.num_samples < 4:
-        pytest.fail(f"probing must not notice, or nothing is tested: {report.summary()}")
+        pytest.fail(f"probing rejected the damaged input, so nothing would be tested: {report.summary()}")
     for num_workers in (0, 1):
         with streamvid.VideoLoader(
             tmp_path / "dataset",

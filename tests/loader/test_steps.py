@@ -79,7 +79,7 @@ def test_weights_make_every_sample_count_equally(uneven: Path, accumulate: int, 
 def test_buckets_of_equal_cost_share_a_step(uneven: Path) -> None:
     """PLAN-3: measured costs decide which buckets share a step.
 
-    Each sample is delivered once, also if other ranks resume.
+    Each sample is delivered once, also after a resume with other ranks.
     """
     buckets = [SMALL, TALL, LONG]
     measured = [(bucket.id, 1, seconds) for bucket, seconds in zip(buckets, (1.0, 1.05, 3.0), strict=True)] * 3

@@ -90,7 +90,7 @@ def test_starts_are_uniform() -> None:
 def test_each_chunk_is_delivered_once_before_any_repeats(
     count: int, rest: int, chunks: int, round_: int, key: str
 ) -> None:
-    """Each round of visits delivers every adjacent window once, as a whole."""
+    """Each round of visits delivers each of the adjacent windows once, as a whole."""
     assume(rest < count)
     visits = range(round_ * chunks, (round_ + 1) * chunks)
     windows = [numbers_of(ViewOptions("chunk"), count * chunks + rest, count, visit, key=key) for visit in visits]
