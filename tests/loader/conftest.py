@@ -1,4 +1,4 @@
-"""Datasets of real clips with any layout of shards, written through the dataset room itself."""
+"""Fixtures and helpers that build sealed datasets of real clips with any shard layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG = Bucket(num_frames=17, height=64, width=96)
 
 @cache
 def clip_bytes(variant: int, width: int, height: int, num_frames: int) -> bytes:
-    """A numbered clip; variants differ in content."""
+    """Return an encoded clip with numbered frames. Different values of `variant` give different content."""
     names = ("bikes", "carphone_pristine", "bigbuckbunny")
     frames = frames_of(names[variant % 3], width, height, num_frames + variant)
     return encode(frames[variant:], fps=24)
@@ -42,7 +42,10 @@ def build_dataset(
     variants: int = 3,
     damage: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """A sealed dataset with shards of these sizes in each bucket; `damage`: key → clip bytes stored in its place."""
+    """Build a sealed dataset with the given shard sizes per bucket.
+
+    damage: maps a key to clip bytes that are stored instead of the sample's own clip.
+    """
     parts = []
     for bucket, sizes in layout.items():
         first = 0
@@ -65,7 +68,11 @@ def build_dataset(
 
 
 def row_of(bucket: Bucket, key: str, clip: bytes, offset: int, num_frames: int, index: int, number: int) -> SampleRow:
-    """Sample `index` of its shard and `number` of its bucket: every fifth has no caption, every third no score."""
+    """Return the index row of a sample. Every fifth sample of a shard has no caption, and every third has no score.
+
+    index: position in the shard.
+    number: position in the bucket.
+    """
     width, height = bucket.width * 2, bucket.height * 2
     return SampleRow(
         key=key,
@@ -90,7 +97,7 @@ def row_of(bucket: Bucket, key: str, clip: bytes, offset: int, num_frames: int, 
 
 
 def open_loader(dataset: Any, state: Any = None, **options: Any) -> streamvid.VideoLoader:
-    """A loader of one sample per batch and without workers, unless `options` say otherwise; it goes on from `state`."""
+    """Open a loader and load `state` if given. Without `options`, it has one sample per batch and no workers."""
     loader = streamvid.VideoLoader(dataset, **{"batch_size": 1, "num_workers": 0, **options})
     if state is not None:
         loader.load_state_dict(json.loads(json.dumps(state)))
@@ -98,7 +105,7 @@ def open_loader(dataset: Any, state: Any = None, **options: Any) -> streamvid.Vi
 
 
 def state_after(num_steps: int, dataset: Any, **options: Any) -> dict[str, Any]:
-    """The state of such a loader that has handed over so many batches."""
+    """Return the state of a loader from `open_loader` after `num_steps` batches."""
     with open_loader(dataset, **options) as loader:
         for _ in islice(loader, num_steps):
             pass
@@ -108,7 +115,10 @@ def state_after(num_steps: int, dataset: Any, **options: Any) -> dict[str, Any]:
 def in_legs(
     dataset: Any, legs: Sequence[tuple[int, int, int]], **options: Any
 ) -> Iterator[tuple[streamvid.VideoLoader, streamvid.Batch]]:
-    """Every batch of every rank in runs of (ranks, batch size, steps), each going on where the one before stopped."""
+    """Yield (loader, batch) for each batch of each rank.
+
+    legs: (ranks, batch size, steps) of consecutive runs, each of which resumes where the previous one stopped.
+    """
     state = None
     for num_ranks, batch_size, num_steps in legs:
         states = []
@@ -123,7 +133,7 @@ def in_legs(
 
 
 def new_slots(batch: streamvid.Batch) -> list[int]:
-    """The places in a batch of samples that are not repeats."""
+    """Return the positions of the samples in a batch that are not repeats."""
     return [slot for slot, again in enumerate(batch.is_repeat.tolist()) if not again]
 
 
@@ -133,11 +143,11 @@ def new_keys(batch: streamvid.Batch) -> list[str]:
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two buckets, five shards, 23 samples."""
+    """Dataset with two buckets, five shards and 23 samples."""
     return build_dataset(tmp_path_factory.mktemp("dataset"), {SMALL: [5, 4, 3], TALL: [6, 5]})
 
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory, rgw: Rgw) -> dict[str, Source]:
-    """Two datasets, on the disk and in buckets of Ceph RGW."""
+    """Two datasets, each stored on disk and in a Ceph RGW bucket."""
     return make_sources(tmp_path_factory.mktemp("sources"), rgw)

@@ -1,13 +1,14 @@
-"""The ranks of test_kill.py: a launcher that has torch imported already, and forks a rank for each that it is asked for.
+"""Launcher of the rank processes in test_kill.py: imports torch once, then forks one process per requested rank.
 
     python -m tests.loader.killed_run
 
-Reads ["start", order] and ["wait", pid, seconds], a line each, and answers with a process id or an exit status (null
-while it runs; negative for a signal). The loader is made in the forked process: the launcher has none, and no thread.
+Reads one JSON command per line, ["start", order] or ["wait", pid, seconds], and answers with a process id or an exit
+status (null while the process runs, negative for a signal). Each forked process creates its own loader. The launcher
+has no loader and no threads.
 
-A rank writes down, in one write for each, what it was given, and after some steps of its own choice what the loader's
-state is: [number, epoch, bucket, [[key, is_repeat, checksum of the frames], ...]], at the end ["end", steps, epoch],
-and where a worker died ["WorkerError", ...].
+Each rank logs every received batch in a single write: [number, epoch, bucket, [[key, is_repeat, checksum of the
+frames], ...]]. The last line is ["end", steps, epoch], or ["WorkerError", ...] if a worker died. After randomly chosen
+steps, the rank saves the loader's state to a file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WORKER_DIED = 17
 
 
 def stream(order: dict[str, Any], log: int) -> None:
-    """Two epochs, or what is left of them after the state that the run had."""
+    """Run two epochs, or their remainder after the saved state, and log each batch."""
     from streamvid.loader.loader import VideoLoader
     from streamvid.plan.position import World
 
@@ -66,7 +67,7 @@ def save(state: dict[str, Any], path: Path) -> None:
 
 
 def rank(order: dict[str, Any]) -> int:
-    """A whole process: its exit status."""
+    """Run one rank and return its exit status."""
     from streamvid.errors import WorkerError
 
     folder, name = Path(order["folder"]), f"{order['life']}-{order['rank']}"

@@ -1,6 +1,8 @@
-"""Real processes of one torch.distributed group: `python launched.py SCENARIO RANK NUM FOLDER [ARGUMENT ...]`.
+"""Launcher of real processes in one torch.distributed group.
 
-A scenario is a function of its name in the test module that owns it; what it returns is written as JSON.
+    python launched.py MODULE SCENARIO RANK NUM FOLDER [ARGUMENT ...]
+
+A scenario is a function in a test module. Its return value is written to a JSON file.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ _LIMIT_SECONDS = 120
 
 
 def launch(module: str, scenario: str, num: int, folder: Path, *arguments: str | Path) -> list[Any]:
-    """What `scenario(*arguments)` of a test module returned in each of `num` processes; all have ended by then."""
+    """Run `scenario(*arguments)` of a test module in `num` processes.
+
+    Return their results after all of them have ended.
+    """
     folder.mkdir(exist_ok=True)
     environ = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", __file__, module, scenario]

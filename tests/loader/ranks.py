@@ -1,6 +1,6 @@
-"""Ranks of a run in real processes that stay: `python ranks.py RANK NUM FOLDER`, with one JSON command per line.
+"""Long-running rank processes: `python ranks.py RANK NUM FOLDER` reads one JSON command per line.
 
-Each process has at most one loader. It takes part in commands for as many ranks as its own number is below.
+Each process has at most one loader. A command for N ranks is sent to the first N processes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Ranks:
             for rank, log in enumerate(self._logs)
         ]
 
-    def tell(self, num_ranks: int, command: str, *arguments: Any) -> list[Any]:
-        """What a method of Rank returned in each of the first `num_ranks` processes."""
+    def request(self, num_ranks: int, command: str, *arguments: Any) -> list[Any]:
+        """Call a method of Rank in each of the first `num_ranks` processes and return the results."""
         members = self._processes[:num_ranks]
         for process in members:
             assert process.stdin is not None
@@ -59,14 +59,14 @@ class Ranks:
 
 
 class Rank:
-    """The loader of one process."""
+    """Loader of one rank process."""
 
     def __init__(self, rank: int, groups: list[Any]) -> None:
         self._rank, self._groups = rank, groups
         self._loader: Any = None
 
     def open(self, num_ranks: int, dataset: str, state: Any, options: dict[str, Any]) -> None:
-        """Open a loader, and continue from a state."""
+        """Open a loader and load `state` if given."""
         import streamvid
 
         if self._loader is not None:
@@ -80,7 +80,10 @@ class Rank:
         self._began = 0
 
     def run(self, num_ranks: int, call: int, num_steps: int | None) -> dict[str, Any]:
-        """Take some steps, or all until the end of the epoch. `call`: number of this command."""
+        """Take `num_steps` steps, or all remaining steps of the epoch if it is None.
+
+        call: number of this command.
+        """
         batches: list[Any] = []
         ends: list[Any] = []
         while num_steps is None or len(batches) < num_steps:

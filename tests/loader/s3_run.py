@@ -1,11 +1,10 @@
-"""What a consumer receives of a loader, as plain values, and datasets to receive. As a program, one rank in a process
-of its own:
+"""Records of received batches as plain values, datasets to read, and a program that runs one rank in its own process.
 
     python -m tests.loader.s3_run ORDER
 
-ORDER is JSON: the loader's `dataset` (or a list of them), its `options`, `world` as [rank, ranks], where what it
-received is written (`out`), and what it does: `then` is a statement that is run after `after` batches. A line for each
-batch goes to stdout, the first when the loader is made.
+ORDER is a JSON object. It contains the loader's `dataset` (or a list of datasets), its `options`, `world` as [rank,
+ranks], and the file `out` for the received batches and the statistics. The statement `then` is executed after `after`
+batches. The program prints one line when the loader has been created and one line per batch.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ USUAL: dict[str, Any] = {"num_workers": 0, "limits": {"prefetch_bytes": 1 << 22}
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset on disk, and the same in a bucket."""
+    """Dataset on disk and its copy in a bucket."""
 
     root: Path
     bucket: str
@@ -45,14 +44,18 @@ class Source:
 
 
 def uploaded(root: Path, server: S3Server) -> Source:
-    """A dataset on disk, and all its files in a bucket of its own."""
+    """Upload a dataset to a new bucket and return both locations."""
     source = Source(root, server.new_bucket(), "some/dataset")
     server.upload_folder(root, source.bucket, f"{source.prefix}/")
     return source
 
 
 def make_sources(folder: Path, server: S3Server) -> dict[str, Source]:
-    """plain: 23 samples in two buckets and five shards, without packet indices. native: 6 clips, with them."""
+    """Build two datasets and upload them.
+
+    plain: 23 samples in two buckets and five shards, without packet indices.
+    native: 6 clips, with packet indices.
+    """
     from streamvid.buckets.bucket import parse_buckets
     from streamvid.sharder.sharder import shard
     from tests.clips import encode, frames_of
@@ -69,7 +72,7 @@ def make_sources(folder: Path, server: S3Server) -> dict[str, Source]:
 
 
 def received(batch: streamvid.Batch) -> list[Any]:
-    """All that a batch says, its pixels or clips as a checksum of every byte."""
+    """Return all values of a batch, with its pixels or clips reduced to a checksum of all bytes."""
     digest = hashlib.sha256()
     if "video" in batch:
         digest.update(batch.video.permute(0, 2, 3, 4, 1).contiguous().numpy().tobytes())
@@ -83,12 +86,12 @@ def received(batch: streamvid.Batch) -> list[Any]:
 
 
 def all_of(loader: streamvid.VideoLoader) -> list[list[Any]]:
-    """What one loop over the loader gives."""
+    """Return the plain values of all batches from one loop over the loader."""
     return [received(batch) for batch in loader]
 
 
 def run(dataset: Any, *, state: dict[str, Any] | None = None, **options: Any) -> list[list[Any]]:
-    """What a loader of its own gives, from a state on."""
+    """Return the plain values of all batches from a new loader, which resumes from `state` if given."""
     with streamvid.VideoLoader(dataset, **merged(USUAL, options)) as loader:
         if state is not None:
             loader.load_state_dict(state)
@@ -96,19 +99,22 @@ def run(dataset: Any, *, state: dict[str, Any] | None = None, **options: Any) ->
 
 
 def start(**order: Any) -> subprocess.Popen[str]:
-    """A process that does what an ORDER says."""
+    """Start a process that executes an ORDER."""
     command = [sys.executable, "-W", "error", "-m", "tests.loader.s3_run", json.dumps(order, default=str)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(command, cwd=Path(__file__).parents[2], text=True, **pipes)
 
 
-def told(out: Path) -> Any:
-    """What such a process has written: what it received, and its loader's statistics."""
+def read_results(out: Path) -> Any:
+    """Return the received batches and the loader statistics that a process from `start` has written."""
     return json.loads(out.read_text())
 
 
 def check_processes(source: Source, folder: Path, num_ranks: int, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ranks that are processes, all at once, write down what one after the other receives from the disk; statistics."""
+    """Run all ranks as concurrent processes and compare their batches with a read from disk.
+
+    Return their statistics.
+    """
     ranks = [
         start(dataset=source.url, world=[rank, num_ranks], options=options, out=folder / str(rank))
         for rank in range(num_ranks)
@@ -118,14 +124,14 @@ def check_processes(source: Source, folder: Path, num_ranks: int, options: dict[
     for rank, process in enumerate(ranks):
         _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors
-        got, stats = told(folder / str(rank))
+        got, stats = read_results(folder / str(rank))
         assert got == run(source.root, **own, world=streamvid.World(rank, num_ranks))
         found.append(stats)
     return found
 
 
 def timed(batches: Iterator[Any], waits: list[float]) -> Iterator[Any]:
-    """The same batches; the seconds until each, and until the end or an error, are added to `waits`."""
+    """Yield the batches. Append the seconds waited for each batch, and for the end or an error, to `waits`."""
     while True:
         since = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""Sidecars whose tensors say which sample and which visit they are of, without any encoder."""
+"""Precomputed features whose tensors identify their sample and visit, created without an encoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def name_of(key: str) -> int:
 
 
 def encoded(key: str, visit: int) -> dict[str, RawTensor]:
-    """who: int64 (2,), the key's number and the visit. latents: bfloat16 (2, 3). tokens: float32 (1 … 4, 2)."""
+    """Return the tensors of one visit to a sample.
+
+    who: int64 (2,), the key's number and the visit.
+    latents: bfloat16 (2, 3).
+    tokens: float32 (1 … 4, 2).
+    """
     number = name_of(key)
     return {
         "who": raw_tensor(torch.tensor([number, visit])),
@@ -53,7 +58,10 @@ def make_sidecar(
     view: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Path:
-    """The sidecar of a dataset, for loaders of these options; `missing`: (key, visit) that could not be made."""
+    """Write precomputed features of a dataset for loaders with these options.
+
+    missing: (key, visit) pairs that could not be encoded.
+    """
     dataset = open_dataset(source)
     made_with = {"view": facts_of(source, **options) if view is None else dict(view)}
     writer = SidecarWriter(root, dataset, made_with, num_visits)
@@ -73,7 +81,7 @@ def keys_of(dataset: Dataset, shard: ShardInfo) -> list[str]:
 
 
 def received(batch: streamvid.Batch) -> list[object]:
-    """A batch as plain values, tensors bit by bit."""
+    """Return a batch as plain values, with tensors as raw bytes."""
     tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor) and name != "fps"}
     bits = {
         name: [str(t.dtype), list(t.shape), t.reshape(-1).view(torch.uint8).tolist()] for name, t in tensors.items()
@@ -88,7 +96,7 @@ def run(dataset: Any, **options: Any) -> list[list[object]]:
 
 
 def check_tensors(batch: streamvid.Batch, visit: int, num_visits: int = 2) -> None:
-    """Each sample has its own tensors of its visit, or those of no text."""
+    """Check that each sample has its own tensors of this visit, and the null `tokens` if it has no text."""
     wanted = [[name_of(key), visit % num_visits] for key in batch.sample_keys]
     assert batch.who.tolist() == wanted and batch.who.dtype == torch.int64
     assert batch.latents.dtype == torch.bfloat16 and batch.latents.shape == (len(wanted), 2, 3)

@@ -1,7 +1,7 @@
-"""Clips with audio whose position can be read from any part of it, and what a full decode of them hears.
+"""Clips with audio whose position can be determined from any part of it, and full decodes of such clips.
 
-Each picture shows its number in eight blocks. Lossless audio is noise, so that a window that is off by one sample
-differs in all of its samples.
+Each frame shows its number in eight blocks. Lossless audio is noise, so a window that is off by one sample differs in
+all of its samples.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ HEIGHT, WIDTH, FPS, RATE = 64, 96, 24, 48000
 LOSSLESS = ("pcm_s16le", "flac")
 Floats = NDArray[np.float32]
 
-#: Where a container's first packet may not be at time 0, the muxer would shift all of them.
+#: Without this option, the muxer shifts all timestamps of some containers.
 _KEEP_TIMES = {"avoid_negative_ts": "disabled"}
 
 
 @dataclass(frozen=True)
 class Sound:
-    """A clip to make: its name decides the container, `codec` its audio.
+    """Description of a clip to create. Its name determines the container, and `codec` its audio codec.
 
-    start, seconds: when the audio begins, in seconds after the first picture, and how long it is; None for all of it.
-    slow_from: number of the first picture from which on each is shown twice as long; None for a constant rate.
+    start: start of the audio, in seconds after the first frame.
+    seconds: duration of the audio; None for audio that lasts until the end of the video.
+    slow_from: number of the first frame from which each frame is shown for twice as long; None for a constant rate.
     """
 
     name: str
@@ -44,12 +45,12 @@ class Sound:
     slow_from: int | None = None
 
     def time_of(self, number: int) -> int:
-        """When a picture is shown, in units of 1 / fps."""
+        """Return the time at which a frame is shown, in units of 1 / fps."""
         return number + max(0, number - (number if self.slow_from is None else self.slow_from))
 
 
 def pictures(count: int) -> NDArray[np.uint8]:
-    """Pictures (count, H, W, 3) of their numbers."""
+    """Return frames (count, H, W, 3) that show their numbers."""
     frames = np.zeros((count, HEIGHT, WIDTH, 3), np.uint8)
     for number in range(count):
         for bit in range(8):
@@ -60,7 +61,7 @@ def pictures(count: int) -> NDArray[np.uint8]:
 
 
 def number_of(frame: NDArray[np.uint8]) -> int:
-    """The number that a picture (H, W, 3) shows."""
+    """Return the number that a frame (H, W, 3) shows."""
     found = 0
     for bit in range(8):
         row, column = divmod(bit, 4)
@@ -70,7 +71,7 @@ def number_of(frame: NDArray[np.uint8]) -> int:
 
 
 def noise(seed: int, channels: int, count: int) -> NDArray[np.int16]:
-    """Low-passed noise, (channels, count), which codecs can keep."""
+    """Return low-passed noise (channels, count), which codecs can preserve."""
     rng = np.random.default_rng(seed)
     white = rng.normal(size=(channels, count + 16))
     smooth = np.stack([np.convolve(one, np.ones(16) / 16, "valid")[:count] for one in white])
@@ -78,14 +79,17 @@ def noise(seed: int, channels: int, count: int) -> NDArray[np.int16]:
 
 
 def sweep(channels: int, count: int, rate: int) -> NDArray[np.int16]:
-    """Rising tones, (channels, count). Encoders replace noise by a description of it; tones stay what they are."""
+    """Return rising tones (channels, count).
+
+    Lossy encoders replace noise with a description of it but preserve tones.
+    """
     seconds = np.arange(count) / rate
     tones = [np.sin(2 * np.pi * (200 + 60 * channel + 400 * seconds) * seconds) for channel in range(channels)]
     return (np.stack(tones) * 20000).astype(np.int16)
 
 
 def make(folder: Path, sound: Sound, seed: int = 0) -> Path:
-    """Write a clip."""
+    """Write a clip and return its path."""
     path = folder / sound.name
     with av.open(str(path), "w", options=_KEEP_TIMES) as output:
         video: Any = output.add_stream("libx264", rate=sound.fps, options={"g": "12", "bf": "2", "crf": "12"})
@@ -130,14 +134,14 @@ def _frame(part: NDArray[np.int16], done: int, sound: Sound) -> av.AudioFrame:
 
 @dataclass(frozen=True)
 class Track:
-    """A file as PyAV decodes it as a whole: times of its pictures, and its audio from sample 0 of the time line on."""
+    """Full decode of a file by PyAV: the times of its frames, and its audio from sample 0 of the timeline."""
 
     times: tuple[Fraction, ...]
     sound: Floats
     is_there: NDArray[np.bool_]
 
     def window(self, number: int, count: int) -> tuple[Floats, bool]:
-        """(samples, is there any audio) of a window that begins with a picture."""
+        """Return (samples, whether they contain any audio) for a window that starts at a frame."""
         first = math.floor(self.times[number] * RATE + Fraction(1, 2))
         found = np.zeros((len(self.sound), count), np.float32)
         part = self.sound[:, max(0, first) : first + count]
@@ -146,19 +150,19 @@ class Track:
 
 
 def times_of(path: Path) -> tuple[Fraction, ...]:
-    """When the pictures of a file are shown, in seconds. Matroska rounds to milliseconds."""
+    """Return the times in seconds at which the frames of a file are shown. Matroska rounds times to milliseconds."""
     with av.open(str(path)) as container:
         return tuple(sorted(Fraction(frame.pts) * frame.time_base for frame in container.decode(video=0)))
 
 
 def start_of(path: Path) -> Fraction:
-    """When the audio of a file begins."""
+    """Return the time at which the audio of a file starts."""
     with av.open(str(path)) as container:
         return next(Fraction(frame.pts) * frame.time_base for frame in container.decode(audio=0))
 
 
 def track(path: Path) -> Track:
-    """Decode a whole file whose audio has the rate RATE."""
+    """Decode a whole file whose audio has the sample rate RATE."""
     canvas, there = np.zeros((2, 30 * RATE), np.float32), np.zeros(30 * RATE, np.bool_)
     with av.open(str(path)) as container:
         for frame in container.decode(audio=0) if container.streams.audio else ():
@@ -180,12 +184,12 @@ def _floats(frame: av.AudioFrame) -> Floats:
 
 
 def numbers_of(video: NDArray[np.uint8]) -> list[int]:
-    """Numbers that the pictures of a sample (C, T, H, W) show."""
+    """Return the numbers that the frames of a sample (C, T, H, W) show."""
     return [number_of(frame) for frame in video.transpose(1, 2, 3, 0)]
 
 
 def folder_of(folder: Path, sounds: Sequence[Sound]) -> Path:
-    """A folder with these clips."""
+    """Write these clips to a folder and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, sound in enumerate(sounds):
         make(folder, sound, seed)

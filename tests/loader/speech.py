@@ -1,4 +1,4 @@
-"""Audio files without pictures, whose samples say where they belong."""
+"""Audio files without video, whose samples identify their file and position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RATE = 48_000
 
 @cache
 def samples_of(number: int, seconds: float) -> NDArray[np.int16]:
-    """The samples of file `number`, (channels, samples)."""
+    """Return the samples of file `number`, as an array (channels, samples)."""
     return chirps(seconds, RATE, seed=number)
 
 

@@ -1,4 +1,4 @@
-"""Columns and captions put into a sealed dataset: loaders see them, and no plan and no saved state is another one."""
+"""Tests of loaders over annotated datasets: new columns and captions are delivered, and plans and states stay valid."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ OPTIONS: dict[str, Any] = {"num_epochs": 2}
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two buckets, 12 samples, with the columns score, place and year."""
+    """Dataset with two buckets and 12 samples, with the columns score, place and year."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return build_dataset(tmp_path / "dataset", {SMALL: [4, 3], TALL: [5]})
 
 
 def write(path: Path, root: Path, **columns: Any) -> Path:
-    """A row for every sample; values by the sample's number."""
+    """Write a table with one row per sample. The value of each column is a function of the sample's number."""
     keys = streamvid.open_dataset(root).samples_table().column("key").to_pylist()
     rows = [{"key": key, **{name: of(n) for name, of in columns.items()}} for n, key in enumerate(keys)]
     return write_rows(path, rows)
 
 
 def delivered(root: Path, state: dict[str, Any] | None = None, **options: Any) -> list[tuple[str, str, bytes]]:
-    """(key, text, pixels) of each sample, in order."""
+    """Return (key, text, pixels) of each sample, in order of delivery."""
     with open_loader(root, state, **OPTIONS | options) as loader:
         return [(batch.sample_keys[0], batch.text[0], batch.video.numpy().tobytes()) for batch in loader]
 
 
-def test_a_state_of_before_goes_on_with_the_very_same_samples(root: Path, tmp_path: Path) -> None:
-    """PLAN-5, item 5: cursors stay good; samples, order, windows and pixels are as they were, texts are new."""
+def test_a_state_saved_before_annotation_resumes_with_the_same_samples(root: Path, tmp_path: Path) -> None:
+    """PLAN-5, item 5: positions stay valid.
+
+    Samples, order, windows and pixels do not change, and only the texts are new.
+    """
     whole = delivered(root)
     state = state_after(5, root, **OPTIONS)
     file = write(tmp_path / "a.jsonl", root, motion=lambda n: n / 2, caption=lambda n: f"new {n}")
@@ -50,7 +53,10 @@ def test_a_state_of_before_goes_on_with_the_very_same_samples(root: Path, tmp_pa
 
 
 def test_new_columns_are_in_batches_and_in_conditions(root: Path, tmp_path: Path) -> None:
-    """Items 5 and 7: `columns=` and `where=` over what was put there; each sample that passes once, over two ranks."""
+    """Items 5 and 7: `columns=` and `where=` accept the new columns.
+
+    Two ranks together deliver all matching samples.
+    """
     streamvid.annotate(root, write(tmp_path / "a.jsonl", root, motion=lambda n: n / 2, style=lambda n: f"s{n % 3}"))
     rows = streamvid.open_dataset(root).samples_table().to_pylist()
     expected = {row["key"]: row for row in rows if row["user.motion"] > 2 and row["user.style"] != "s1"}
@@ -68,8 +74,8 @@ def test_new_columns_are_in_batches_and_in_conditions(root: Path, tmp_path: Path
         assert set(seen) == set(expected) and (num_ranks > 1 or len(seen) == len(expected))
 
 
-def test_a_state_with_a_condition_stays_good_unless_its_own_columns_change(root: Path, tmp_path: Path) -> None:
-    """PLAN-1, PLAN-5: which samples pass depends on the values; other values are another plan, and are told."""
+def test_a_state_with_a_condition_stays_valid_unless_its_columns_change(root: Path, tmp_path: Path) -> None:
+    """PLAN-1, PLAN-5: the values determine which samples match. Resuming with changed values raises."""
     where = "year > 2001"
     whole = [key for key, _, _ in delivered(root, where=where)]
     state = state_after(1, root, **OPTIONS, where=where)
@@ -81,8 +87,8 @@ def test_a_state_with_a_condition_stays_good_unless_its_own_columns_change(root:
         delivered(root, state, where=where)
 
 
-def test_a_running_loader_keeps_what_it_began_with(root: Path, tmp_path: Path) -> None:
-    """Files are never changed: an epoch that has begun ends as it would have."""
+def test_a_running_loader_keeps_its_captions(root: Path, tmp_path: Path) -> None:
+    """Annotating does not modify existing files, so a run that has started is not affected."""
     expected = delivered(root)
     with open_loader(root, **OPTIONS) as loader:
         found = []
@@ -94,8 +100,8 @@ def test_a_running_loader_keeps_what_it_began_with(root: Path, tmp_path: Path) -
     assert found == expected
 
 
-def test_several_captions_put_there_are_drawn(root: Path, tmp_path: Path) -> None:
-    """SAMPLE-1: one of a sample's captions a visit, the same for every loader."""
+def test_captions_are_drawn_from_annotated_lists(root: Path, tmp_path: Path) -> None:
+    """SAMPLE-1: each visit draws one of the sample's captions, and every loader draws the same one."""
     file = write(tmp_path / "a.jsonl", root, captions=lambda n: [f"a{n}", f"b{n}"])
     streamvid.annotate(root, file, caption_column="captions")
     first = delivered(root, num_epochs=6)

@@ -1,4 +1,4 @@
-"""The allocator never hands out overlapping blocks, loses none, and wakes who waits."""
+"""Tests of the ring allocator: blocks never overlap, none is lost, and waiting callers are woken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamvid.loader.workers.messages import GENERATION
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40_000)), max_size=80))
-def test_blocks_never_overlap_and_all_comes_back(moves: list[tuple[bool, int]]) -> None:
+def test_blocks_never_overlap_and_all_are_returned(moves: list[tuple[bool, int]]) -> None:
     arena = Arena("test", 100_000)
     held: dict[int, int] = {}
     for take, number in moves:
@@ -46,7 +46,7 @@ def test_a_release_from_another_thread_ends_the_wait() -> None:
     arena.close()
 
 
-def test_wake_ends_the_wait_with_nothing() -> None:
+def test_wake_ends_the_wait_without_a_block() -> None:
     arena = Arena("test", 4096)
     arena.allocate(1, 0.0)
     threading.Timer(0.05, arena.wake).start()
@@ -56,8 +56,8 @@ def test_wake_ends_the_wait_with_nothing() -> None:
     arena.close()
 
 
-def test_what_must_be_over_is_waited_for_before_a_block_is_used_again() -> None:
-    """BATCH-1: a copy to a device may still read the block when its last tensor has died."""
+def test_pending_work_finishes_before_a_block_is_reused() -> None:
+    """BATCH-1: a copy to a device may still be reading the block after its last tensor has been freed."""
     arena = Arena("test", 4096)
     offset = arena.allocate(1, 0.0)
     assert offset is not None
@@ -67,7 +67,7 @@ def test_what_must_be_over_is_waited_for_before_a_block_is_used_again() -> None:
     arena.close()
 
 
-def test_memory_outlives_the_arena_while_somebody_looks_at_it() -> None:
+def test_memory_outlives_the_arena_while_a_view_exists() -> None:
     arena = Arena("test", 4096)
     view = arena.view[10:14]
     view[:] = b"data"
@@ -75,8 +75,8 @@ def test_memory_outlives_the_arena_while_somebody_looks_at_it() -> None:
     assert bytes(view) == b"data"
 
 
-def test_a_block_goes_back_once_whoever_loses_it() -> None:
-    """STOP-1: told twice, or never, as where an interrupt comes between two lines."""
+def test_a_block_is_returned_exactly_once() -> None:
+    """STOP-1: `release` may be called twice, or never if an interrupt occurs between two lines."""
     arena = Arena("test", 2 * ALIGN_BYTES)
     offset = arena.allocate(ALIGN_BYTES, 0.0)
     assert offset is not None
@@ -93,8 +93,8 @@ def test_a_block_goes_back_once_whoever_loses_it() -> None:
     arena.close()
 
 
-def test_a_write_that_comes_after_the_close_is_lost() -> None:
-    """STOP-1: a thread that begins or ends a loop while another closes the loader writes the number of its run."""
+def test_a_write_after_close_is_ignored() -> None:
+    """STOP-1: a thread that starts or ends a loop may write its run number while another thread closes the loader."""
     arena = Arena("test", ALIGN_BYTES)
     arena.close()
     GENERATION.pack_into(arena.view, 0, 7)

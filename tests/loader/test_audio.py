@@ -1,4 +1,4 @@
-"""Audio of delivered clips: the right samples for the pictures, against a full decode of each file (SAMPLE-2)."""
+"""Tests of the audio of delivered clips: it matches the frames, compared with a full decode of each file (SAMPLE-2)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def build(folder: Path, root: Path, **options: Any) -> None:
 
 
 def check(batch: streamvid.Batch, tracks: Mapping[str, Track]) -> list[tuple[str, int]]:
-    """Compare each sample's audio with the full decode at its first picture. Return (file, first picture)."""
+    """Compare each sample's audio with the full decode at its first frame. Return (file, first frame) per sample."""
     found = []
     for index, source in enumerate(batch["source"]):
         numbers = numbers_of(batch.video[index].numpy())
@@ -98,10 +98,8 @@ def check(batch: streamvid.Batch, tracks: Mapping[str, Track]) -> list[tuple[str
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_window_has_the_sound_of_its_pictures(
-    dataset: Path, tracks: Mapping[str, Track], num_workers: int
-) -> None:
-    """SAMPLE-2: bit for bit with lossless codecs, in any container, with and without an index of the audio."""
+def test_each_window_has_the_audio_of_its_frames(dataset: Path, tracks: Mapping[str, Track], num_workers: int) -> None:
+    """SAMPLE-2: with lossless codecs, audio is bit-exact in any container, with and without an audio index."""
     seen = []
     with open_loader(
         dataset, batch_size=2, num_epochs=8, num_workers=num_workers, columns=["source"], output=OUTPUT, tail="pad"
@@ -114,7 +112,7 @@ def test_each_window_has_the_sound_of_its_pictures(
 
 
 @pytest.mark.parametrize("temporal", ["head", "middle", "chunk", "random"])
-def test_views_that_keep_the_speed_have_the_sound_of_their_pictures(
+def test_views_that_keep_the_speed_have_the_audio_of_their_frames(
     dataset: Path, tracks: Mapping[str, Track], temporal: str
 ) -> None:
     seen = delivered(dataset, tracks, num_epochs=2, view={"temporal": temporal})
@@ -123,7 +121,7 @@ def test_views_that_keep_the_speed_have_the_sound_of_their_pictures(
 
 
 def delivered(dataset: Any, tracks: Mapping[str, Track], **options: Any) -> list[tuple[str, int]]:
-    """(file, first picture) of all samples, whose audio is compared with the full decode."""
+    """Return (file, first frame) of all samples, after comparing their audio with the full decode."""
     given = {"batch_size": 2, "columns": ["source"], "output": OUTPUT, "tail": "pad"} | options
     with open_loader(dataset, **given) as loader:
         return [sample for batch in loader for sample in check(batch, tracks)]
@@ -143,10 +141,10 @@ def at_rates(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 @pytest.mark.parametrize(("rule", "fps"), [("resample", 16), ("fix_frame_rate", 16), ("cap", 12), ("above", 30)])
-def test_pictures_at_another_rate_keep_the_speed_of_their_sound(
+def test_frames_at_another_rate_keep_the_speed_of_their_audio(
     at_rates: Callable[[str], Path], tracks: Mapping[str, Track], rule: str, fps: int
 ) -> None:
-    """Dropped and repeated pictures change neither when the audio begins nor how fast it is."""
+    """Dropping and repeating frames changes neither the start nor the speed of the audio."""
     root = at_rates(rule)
     with open_loader(root, batch_size=2, num_epochs=2, columns=["source"], output=OUTPUT, tail="pad") as loader:
         for batch in loader:
@@ -180,13 +178,13 @@ def test_pictures_at_another_rate_keep_the_speed_of_their_sound(
         ({"columns": ["audio"]}, "columns: 'audio' is the name of a standard batch field"),
     ],
 )
-def test_options_that_cannot_be(dataset: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(dataset: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_loader(dataset, **{"output": OUTPUT} | options)
 
 
-def test_what_has_no_sound_is_refused(dataset: Path, tmp_path: Path) -> None:
-    """Features, texts, and images whose duration nothing tells."""
+def test_datasets_without_audio_are_refused(dataset: Path, tmp_path: Path) -> None:
+    """Precomputed features, texts, and images without a known duration have no audio."""
     features = make_sidecar(tmp_path / "features", dataset)
     with pytest.raises(ConfigError, match="output.audio cannot be combined with features"):
         open_loader(dataset, features=features, output=OUTPUT)
@@ -213,7 +211,7 @@ def test_rates_that_contradict_each_other_are_refused(at_rates: Callable[[str], 
         open_loader([at_rates("resample"), at_rates("above")], output=OUTPUT)
 
 
-def test_a_dataset_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
+def test_a_dataset_from_an_older_version_is_refused_with_a_remedy(tmp_path: Path) -> None:
     def without_sound(data: bytes) -> bytes:
         file, sink = pq.ParquetFile(io.BytesIO(data)), io.BytesIO()
         tables = [file.read_row_group(n).drop_columns(["has_audio"]) for n in range(file.num_row_groups)]
@@ -228,8 +226,8 @@ def test_a_dataset_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["aac", "opus", "flac"])
-def test_native_clips_have_the_sound_of_their_pictures(tmp_path: Path, codec: str) -> None:
-    """SAMPLE-2: encoded again, and still where ffmpeg puts it in the source."""
+def test_native_clips_have_the_audio_of_their_frames(tmp_path: Path, codec: str) -> None:
+    """SAMPLE-2: re-encoded audio keeps the position at which ffmpeg decodes it in the source."""
     sound = Sound("tones.mp4", "aac")
     clips = folder_of(tmp_path / "clips", [sound])
     build(clips, tmp_path / "dataset", clips="native", audio_codec=codec)
@@ -245,7 +243,7 @@ def test_native_clips_have_the_sound_of_their_pictures(tmp_path: Path, codec: st
 
 
 def test_clips_of_other_rates_are_refused_with_remedies(tmp_path: Path) -> None:
-    """At most half a picture lies between the ends of pictures and audio."""
+    """The end of a window's audio may differ from the end of its last frame by at most half a frame."""
     sounds = (Sound("a.mov", "pcm_s16le", num_frames=30), Sound("b.mov", "pcm_s16le", num_frames=30, fps=Fraction(30)))
     build(folder_of(tmp_path / "clips", sounds), tmp_path / "dataset")
     with open_loader(tmp_path / "dataset", output=OUTPUT) as loader, pytest.raises(SampleError) as raised:
@@ -258,8 +256,8 @@ def test_clips_of_other_rates_are_refused_with_remedies(tmp_path: Path) -> None:
         assert [batch.audio.shape[2] for batch in loader] == [COUNT * RATE // 30]
 
 
-def test_the_number_of_samples_is_that_of_the_usual_rate(tmp_path: Path) -> None:
-    """Matroska stores milliseconds, so that the average rate of a clip depends on its length."""
+def test_the_number_of_samples_follows_from_the_nominal_rate(tmp_path: Path) -> None:
+    """Matroska stores times in milliseconds, so the average frame rate of a clip depends on its length."""
     for name, fps in (("film", Fraction(24)), ("ntsc", Fraction(24000, 1001))):
         sound = Sound(f"{name}.mkv", "flac", num_frames=26, fps=fps)
         build(folder_of(tmp_path / name, [sound]), tmp_path / f"{name}.dataset")
@@ -268,7 +266,7 @@ def test_the_number_of_samples_is_that_of_the_usual_rate(tmp_path: Path) -> None
 
 
 def test_windows_of_variable_rates_are_judged_by_their_own_frames(tmp_path: Path) -> None:
-    """36 pictures at 24 fps, then 36 at 12 fps: the average rate of the clip is that of none of its windows."""
+    """With 36 frames at 24 fps and then 36 at 12 fps, the average rate of the clip matches none of its windows."""
     sound = Sound("varying.mov", "pcm_s16le", slow_from=36)
     clips = folder_of(tmp_path / "clips", [sound])
     build(clips, tmp_path / "dataset")
@@ -285,10 +283,10 @@ def test_windows_of_variable_rates_are_judged_by_their_own_frames(tmp_path: Path
 
 
 @pytest.mark.parametrize("view", [{"temporal": "uniform"}, {"max_interval": 3}])
-def test_audio_is_stretched_to_the_speed_of_the_pictures_if_asked(
+def test_audio_is_stretched_to_the_speed_of_the_frames_on_request(
     dataset: Path, tracks: Mapping[str, Track], view: dict[str, Any]
 ) -> None:
-    """Exact numbers of samples, from each window's own range, with and without an index, in any process."""
+    """Sample counts are exact and follow from each window's own range, with and without an index, in any process."""
     output = {"audio": {"sample_rate": RATE, "stretch": True}}
     found, speeds = dict[tuple[str, int, int], Any](), set[int]()
     for num_workers in (0, 2):
@@ -302,7 +300,7 @@ def test_audio_is_stretched_to_the_speed_of_the_pictures_if_asked(
                     continue
                 seconds = (tracks[name].times[numbers[-1]] - tracks[name].times[numbers[0]]) * COUNT / (COUNT - 1)
                 count = round(seconds * RATE)
-                if abs(count - COUNT * RATE // FPS) < RATE // FPS // 4:  # the usual speed
+                if abs(count - COUNT * RATE // FPS) < RATE // FPS // 4:  # normal speed
                     count = COUNT * RATE // FPS
                 whole, _ = tracks[name].window(numbers[0], count)
                 speeds.add(round(10 * count / batch.audio.shape[2]))
@@ -314,8 +312,8 @@ def test_audio_is_stretched_to_the_speed_of_the_pictures_if_asked(
     assert max(speeds) > 10
 
 
-def test_the_rest_of_an_epoch_has_the_same_sound(dataset: Path) -> None:
-    """PLAN-5: after a resume, with another number of workers."""
+def test_the_remainder_of_an_epoch_has_the_same_audio(dataset: Path) -> None:
+    """PLAN-5: resuming with a different number of workers gives the same audio."""
 
     def rest(state: Any, num_workers: int) -> list[list[Any]]:
         options = {"batch_size": 2, "num_epochs": 3, "num_workers": num_workers, "output": OUTPUT}
@@ -327,8 +325,8 @@ def test_the_rest_of_an_epoch_has_the_same_sound(dataset: Path) -> None:
     assert rest(state, 2) == everything[4:]
 
 
-def test_sound_changes_no_plan_no_state_and_no_picture(dataset: Path) -> None:
-    """PLAN-1: states of a loader with audio go on in one without, and the other way around."""
+def test_audio_changes_no_plan_no_state_and_no_frame(dataset: Path) -> None:
+    """PLAN-1: a state saved with audio can be resumed without audio, and the other way around."""
     assert state_after(3, dataset, output=OUTPUT) == state_after(3, dataset)
     with open_loader(dataset, batch_size=2, output=OUTPUT) as loud, open_loader(dataset, batch_size=2) as quiet:
         for one, other in zip(loud, quiet, strict=True):
@@ -338,12 +336,12 @@ def test_sound_changes_no_plan_no_state_and_no_picture(dataset: Path) -> None:
                 _ = other.audio
 
 
-def test_a_filter_leaves_out_clips_without_sound(dataset: Path, tracks: Mapping[str, Track]) -> None:
+def test_a_filter_excludes_clips_without_audio(dataset: Path, tracks: Mapping[str, Track]) -> None:
     names = {name for name, _ in delivered(dataset, tracks, where="has_audio")}
     assert names == {sound.name for sound in SOUNDS if sound.codec}
 
 
-def test_datasets_with_and_without_sound_are_mixed(dataset: Path, tracks: Mapping[str, Track], tmp_path: Path) -> None:
+def test_datasets_with_and_without_audio_are_mixed(dataset: Path, tracks: Mapping[str, Track], tmp_path: Path) -> None:
     quiet = Sound("quiet.mp4", None)
     build(folder_of(tmp_path / "clips", [quiet]), tmp_path / "dataset")
     known = {**tracks, quiet.name: track(tmp_path / "clips" / quiet.name)}
@@ -352,7 +350,7 @@ def test_datasets_with_and_without_sound_are_mixed(dataset: Path, tracks: Mappin
 
 
 def test_pixels_media_layout_and_copies_of_a_batch(dataset: Path, tracks: Mapping[str, Track]) -> None:
-    """The audio is a tensor like any other."""
+    """Audio behaves like any other tensor of a batch."""
     seen = []
     output = {**OUTPUT, "pixels": "yuv420p", "layout": "BTCHW"}
     with open_loader(dataset, batch_size=3, columns=["source"], output=output, device="cpu") as loader:
@@ -369,8 +367,8 @@ def test_pixels_media_layout_and_copies_of_a_batch(dataset: Path, tracks: Mappin
     assert len(seen) == len(SOUNDS)
 
 
-def test_the_ring_grows_by_three_batches_of_sound(dataset: Path) -> None:
-    """The pictures' part of it is as it was."""
+def test_the_ring_grows_by_three_batches_of_audio(dataset: Path) -> None:
+    """The part of the ring that holds frames keeps its size."""
     sizes = {}
     for name, output in (("with", OUTPUT), ("without", {})):
         with open_loader(dataset, batch_size=2, limits={"prefetch_bytes": 0}, output=output) as loader:
@@ -381,7 +379,7 @@ def test_the_ring_grows_by_three_batches_of_sound(dataset: Path) -> None:
 
 
 def test_images_are_silent(tmp_path: Path) -> None:
-    """They have as many samples as a picture lasts."""
+    """An image has as many silent audio samples as one frame lasts."""
     clips = folder_of(tmp_path / "clips", [Sound("a.mov", "pcm_s16le", num_frames=30)])
     for number in range(3):
         Image.fromarray(pictures(5)[4]).save(clips / f"{number}.png")
@@ -395,10 +393,8 @@ def test_images_are_silent(tmp_path: Path) -> None:
                 assert batch.audio_present.all()
 
 
-def test_damaged_sound_is_bad_and_another_sample_takes_its_place(
-    dataset: Path, tracks: Mapping[str, Track], tmp_path: Path
-) -> None:
-    """BAD-1"""
+def test_a_sample_with_damaged_audio_is_replaced(dataset: Path, tracks: Mapping[str, Track], tmp_path: Path) -> None:
+    """BAD-1: the substitute has intact audio, and the recorded reason is the checksum."""
     root = Path(shutil.copytree(dataset, tmp_path / "dataset"))
     source, name = streamvid.open_dataset(root), "flac.mkv"
     for shard_info in source.shards:
@@ -420,7 +416,10 @@ def test_damaged_sound_is_bad_and_another_sample_takes_its_place(
 def test_a_store_sends_only_the_parts_that_a_window_needs(
     tracks: Mapping[str, Track], tmp_path: Path, rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory
 ) -> None:
-    """FETCH-2: the same audio as from the disk, in as many requests as without it, of a small part of each file."""
+    """FETCH-2: audio equals a read from disk and causes no additional requests.
+
+    Only a small part of each file is read.
+    """
     sounds = [Sound("long.mov", "pcm_s16le", num_frames=240), Sound("long.mkv", "flac", num_frames=240)]
     clips = folder_of(tmp_path / "clips", sounds)
     build(clips, tmp_path / "dataset")
@@ -452,8 +451,11 @@ LOSSY = (
 
 
 @pytest.mark.parametrize("rate", [16000, RATE])
-def test_lossy_and_resampled_sound_is_where_ffmpeg_puts_it(tmp_path: Path, rate: int) -> None:
-    """SAMPLE-2: the ffmpeg program decodes whole files; windows one sample away are less like what it hears."""
+def test_lossy_and_resampled_audio_matches_ffmpeg(tmp_path: Path, rate: int) -> None:
+    """SAMPLE-2: the ffmpeg program decodes whole files.
+
+    Its output matches best at the delivered position, without a shift.
+    """
     clips = folder_of(tmp_path / "clips", LOSSY)
     build(clips, tmp_path / "dataset")
     whole = {one.name: heard_by_ffmpeg(clips / one.name, rate) for one in LOSSY}
@@ -474,7 +476,7 @@ def test_lossy_and_resampled_sound_is_where_ffmpeg_puts_it(tmp_path: Path, rate:
 
 
 def heard_by_ffmpeg(path: Path, rate: int) -> NDArray[np.float32]:
-    """(2, samples) from time 0 on."""
+    """Return the audio of a file as decoded by ffmpeg, as an array (2, samples) from time 0."""
     data = run_ffmpeg("-i", path, "-map", "0:a", "-ar", rate, "-ac", 2, "-f", "f32le", "-")
     sound = np.frombuffer(data, np.float32).reshape(-1, 2).T
     return np.concatenate([np.zeros((2, round(start_of(path) * rate)), np.float32), sound, np.zeros((2, rate))], axis=1)

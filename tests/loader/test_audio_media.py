@@ -1,4 +1,4 @@
-"""Audio as a conditioning input: the samples of a file beside the clip that belong to its frames (SAMPLE-2)."""
+"""Tests of audio as a conditioning input: each sample has the part of its audio file for its frames (SAMPLE-2)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OUTPUT = {"audio": {"sample_rate": RATE, "num_channels": 2, "fps": FPS}}
 CLIPS = [Sound(f"clip-{number}.{ending}", None) for number, ending in enumerate(("mp4", "mkv", "mov", "avi", "mkv"))]
 LATE = 1
 """Number of a clip whose first frame is not at time 0."""
-#: File of each clip → its length relative to the clip, and ffmpeg's options.
+#: Audio file of each clip → its length relative to the clip, and ffmpeg's options.
 SPEECH: dict[str, tuple[float, tuple[str, ...]]] = {
     "long.wav": (1.5, ()),
     "short.flac": (0.5, ("-c:a", "flac")),
@@ -83,7 +83,10 @@ def build(rows: Path, dest: Path, media: dict[str, str], *, is_dry: bool = False
 
 
 def window_of(times: Sequence[Fraction], number: int, first_frame: int, num_samples: int) -> NDArray[np.float32]:
-    """The samples of clip `number`'s file that belong to its frames from `first_frame` on. times: of its frames."""
+    """Return the part of clip `number`'s audio file that matches its frames from `first_frame` onwards.
+
+    times: times of the clip's frames.
+    """
     share = list(SPEECH.values())[number][0]
     whole = np.zeros((2, round(2 * SECONDS * RATE)), np.float32)
     if share:
@@ -97,7 +100,10 @@ def window_of(times: Sequence[Fraction], number: int, first_frame: int, num_samp
 def test_each_window_has_the_audio_of_its_frames(
     table: Path, dataset_of: Callable[[str], Path], kind: str, num_workers: int
 ) -> None:
-    """Bit for bit, in any container of the clip and of the audio; silence after its end, and for clips without any."""
+    """Audio is bit-exact in any container of the clip and of the audio.
+
+    After its end, and without audio, there is silence.
+    """
     times, seen = [times_of(table.parent / clip.name) for clip in CLIPS], set()
     with open_loader(
         dataset_of(kind),
@@ -123,8 +129,8 @@ def test_each_window_has_the_audio_of_its_frames(
 
 
 @pytest.mark.parametrize("options", [{}, {"clips": "native", "audio_codec": "flac", "max_clip_seconds": 1}])
-def test_the_audio_of_the_clip_itself_is_the_same_as_an_input(options: dict[str, Any], tmp_path: Path) -> None:
-    """SAMPLE-2: both have one grid and one beginning, also where the audio begins late or ends early."""
+def test_the_audio_of_a_clip_is_the_same_as_an_input(options: dict[str, Any], tmp_path: Path) -> None:
+    """SAMPLE-2: a clip's own audio and the same file as an input agree, even if the audio starts late or ends early."""
     sounds = [
         Sound("a.mov", "pcm_s16le"),
         Sound("late.mkv", "flac", start=0.5),
@@ -141,8 +147,11 @@ def test_the_audio_of_the_clip_itself_is_the_same_as_an_input(options: dict[str,
     assert heard > 3
 
 
-def test_the_rest_of_an_epoch_has_the_same_audio(dataset_of: Callable[[str], Path]) -> None:
-    """PLAN-5, SAMPLE-1: after a resume, with other numbers of workers; and states do not depend on the input."""
+def test_the_remainder_of_an_epoch_has_the_same_audio(dataset_of: Callable[[str], Path]) -> None:
+    """PLAN-5, SAMPLE-1: resuming with a different number of workers gives the same audio.
+
+    States do not depend on the input.
+    """
     options: dict[str, Any] = {"batch_size": 1, "num_epochs": 2, "media": ["speech"], "output": OUTPUT}
 
     def rest(state: Any, num_workers: int) -> list[list[Any]]:
@@ -154,7 +163,7 @@ def test_the_rest_of_an_epoch_has_the_same_audio(dataset_of: Callable[[str], Pat
     assert rest(state, 2) == rest(None, 0)[3:]
 
 
-def test_batches_with_audio_inputs_behave_as_others(dataset_of: Callable[[str], Path]) -> None:
+def test_batches_with_audio_inputs_behave_like_others(dataset_of: Callable[[str], Path]) -> None:
     root = dataset_of("copy")
     with pytest.raises(
         ConfigError, match=r"media=\['speech'\]: audio inputs are delivered in the format of output.audio"
@@ -196,17 +205,17 @@ def test_damaged_audio_inputs_are_replaced(table: Path, tmp_path: Path, caplog: 
         ("nothing.wav", "audio:speech", "cannot be read"),
     ],
 )
-def test_rows_whose_audio_does_not_fit_are_rejected(
+def test_rows_with_invalid_audio_inputs_are_rejected(
     table: Path, tmp_path: Path, value: Any, kind: str, reason: str
 ) -> None:
-    """SHARD-3."""
+    """SHARD-3: the rejection gives the reason."""
     rows = [{"path": "clip-0.mp4", "speech": value}]
     report = build(write_rows(table.parent / "wrong.jsonl", rows), tmp_path / "ds", {kind: "speech"}, is_dry=True)
     assert [one.kind for one in report.rejections] == ["medium"] and reason in report.rejections[0].reason
 
 
 def test_images_have_all_of_their_audio(table: Path, tmp_path: Path) -> None:
-    """The number of samples follows from output.audio.fps; native and copied clips agree."""
+    """The number of samples follows from output.audio.fps. Native and copied clips agree."""
     Image.fromarray(pictures(3)[2]).save(table.parent / "face.png")
     rows = [{"path": "face.png", "speech": "long.wav"}]
     rows_file, found = write_rows(table.parent / "face.jsonl", rows), []
@@ -232,7 +241,7 @@ def test_images_have_all_of_their_audio(table: Path, tmp_path: Path) -> None:
 def test_each_window_is_a_part_of_the_whole_track(
     rate: int, channels: int, first: int, seed: int, table: Path, dataset_of: Callable[[str], Path]
 ) -> None:
-    """For any rate, window and place to resume: the samples are those of the whole file, resampled at once."""
+    """For any rate, window and resume position, the samples equal those of the whole file resampled at once."""
     times, audio = [times_of(table.parent / clip.name) for clip in CLIPS], AudioFormat(rate, channels)
     output = {"audio": {"sample_rate": rate, "num_channels": channels, "fps": FPS}}
     options: dict[str, Any] = {"media": ["speech"], "columns": ["source"], "output": output, "seed": seed}

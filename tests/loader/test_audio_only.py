@@ -1,4 +1,4 @@
-"""Datasets of audio files: buckets of duration, batches without pictures, and the promises of every dataset."""
+"""Tests of audio file datasets: duration buckets, batches without video, and the guarantees of every dataset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.shard_options import shard_options
 from tests.video.clips import run_ffmpeg
 
 TICK = RATE // 25
-#: Files and their seconds; the last one is too short for each bucket.
+#: Files and their durations in seconds; the last one is too short for every bucket.
 FILES = {"0.wav": 1.0, "1.flac": 1.7, "2.mka": 2.5, "3.wav": 3.2, "4.flac": 0.99, "5.wav": 2.2, "6.wav": 0.9}
 OPTIONS: dict[str, Any] = {"clips": "audio", "workers": 1, "caption_column": ""}
 OUTPUT = {"audio": {"sample_rate": RATE}}
@@ -68,7 +68,7 @@ def dataset(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def track(name: str) -> NDArray[np.float32]:
-    """All samples of a file, and silence after them."""
+    """Return all samples of a file, followed by silence."""
     found = np.zeros((2, 6 * RATE), np.float32)
     samples = samples_of(int(name[0]), FILES[name]) / 32768
     found[:, : samples.shape[1]] = samples
@@ -76,7 +76,7 @@ def track(name: str) -> NDArray[np.float32]:
 
 
 def place_of(name: str, found: NDArray[np.float32]) -> int:
-    """The tick at which these samples begin in a file. Fails if they are nowhere, or not on a tick."""
+    """Return the tick at which these samples start in a file. Fail unless they start at exactly one tick."""
     whole, count = track(name), found.shape[1]
     places = [tick for tick in range(100) if np.array_equal(whole[:, tick * TICK :][:, :count], found)]
     assert len(places) == 1, name
@@ -84,7 +84,7 @@ def place_of(name: str, found: NDArray[np.float32]) -> int:
 
 
 def delivered(root: Any, **options: Any) -> Iterator[tuple[str, int, int]]:
-    """(file, first tick, number of samples) of each delivery, whose samples are those of the file."""
+    """Yield (file, first tick, number of samples) per delivery, after finding its samples in the file."""
     given = {"batch_size": 1, "columns": ["source"], "output": OUTPUT, "tail": "uneven", **options}
     with open_loader(root, **given) as loader:
         for batch in loader:
@@ -108,7 +108,7 @@ def test_stored_files_are_delivered_without_decoding(source: Path, dataset: Path
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_have_the_samples_of_their_files(dataset: Path, num_workers: int) -> None:
-    """SAMPLE-2, PLAN-4: each file once per epoch, bit for bit, in windows of its bucket's duration."""
+    """SAMPLE-2, PLAN-4: each file is delivered once per epoch, bit-exact, in windows of its bucket's duration."""
     seen = list(delivered(dataset, num_epochs=4, num_workers=num_workers))
     counts = {name: sum(one == name for one, _, _ in seen) for name in FILES}
     assert counts == {**dict.fromkeys(FILES, 4), "6.wav": 0}
@@ -119,8 +119,8 @@ def test_batches_have_the_samples_of_their_files(dataset: Path, num_workers: int
     assert {tick for name, tick, _ in seen if name in ("0.wav", "4.flac")} == {0}
 
 
-def test_the_rest_of_an_epoch_is_the_same_after_a_resume(dataset: Path) -> None:
-    """PLAN-5: with other numbers of workers."""
+def test_the_remainder_of_an_epoch_is_the_same_after_a_resume(dataset: Path) -> None:
+    """PLAN-5: a resume with a different number of workers gives the same samples."""
 
     def rest(state: Any, num_workers: int) -> list[list[Any]]:
         with open_loader(dataset, state, batch_size=1, num_epochs=3, num_workers=num_workers, output=OUTPUT) as loader:
@@ -137,7 +137,7 @@ def test_views_choose_the_window(dataset: Path) -> None:
     assert (found["0.wav"], found["3.wav"]) == (0, 15)
 
 
-def test_audio_has_a_default_form_and_models_have_theirs(dataset: Path) -> None:
+def test_audio_has_a_default_format_and_presets_have_their_own(dataset: Path) -> None:
     with open_loader(dataset, batch_size=1) as loader:
         assert {batch.audio.shape[1:] for batch in loader} == {(2, 48_000), (2, 96_000)}
     with open_loader(dataset, batch_size=1, output={"audio": {"preset": "ltx-2", "num_channels": 1}}) as loader:
@@ -145,7 +145,7 @@ def test_audio_has_a_default_form_and_models_have_theirs(dataset: Path) -> None:
 
 
 def test_damaged_files_are_replaced(source: Path, tmp_path: Path) -> None:
-    """BAD-1: bytes that do not decode never shift or silence a sample."""
+    """BAD-1: a file that cannot be decoded never shifts or silences a sample."""
     folder = tmp_path / "in"
     folder.mkdir()
     for name in ("4.flac", "2.mka"):
@@ -207,7 +207,7 @@ def test_a_table_names_the_files(source: Path, tmp_path: Path) -> None:
         assert sorted(batch.text[0] for batch in loader) == ["number 0", "number 2"]
 
 
-def test_the_command_line_shows_what_is_there(source: Path, tmp_path: Path) -> None:
+def test_command_line_tools_accept_audio_datasets(source: Path, tmp_path: Path) -> None:
     run_streamvid("shard", source, tmp_path / "ds", "--clips", "audio", "--buckets", "1s,2s", "--workers", 1)
     assert "audio-1000ms" in run_streamvid("stats", tmp_path / "ds").stdout
     planned = run_streamvid("plan", tmp_path / "ds", "--batch-size", "audio-*=1").stdout
@@ -235,7 +235,7 @@ def test_the_command_line_shows_what_is_there(source: Path, tmp_path: Path) -> N
         ({"hdr": "allow"}, "hdr='allow' cannot be combined with clips.kind='audio'"),
     ],
 )
-def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_video_options_are_refused(source: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(source, tmp_path / "ds", **options)
 
@@ -264,14 +264,12 @@ def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: 
         ({"output": {"layout": "BTCHW"}}, "output.layout='BTCHW' cannot be combined with audio datasets"),
     ],
 )
-def test_options_of_a_loader_that_need_pictures_are_refused(
-    dataset: Path, options: dict[str, Any], message: str
-) -> None:
+def test_loader_options_that_require_video_are_refused(dataset: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_loader(dataset, **options)
 
 
-def test_files_with_pictures_are_rejected(tmp_path: Path) -> None:
+def test_files_with_video_are_rejected(tmp_path: Path) -> None:
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=s=64x64:d=1", "-f", "lavfi", "-i", "sine=d=1", tmp_path / "a.mkv")
     (tmp_path / "a.mkv").rename(tmp_path / "a.mka")
     report = dry_run(tmp_path, tmp_path / "ds", options_of())

@@ -1,4 +1,4 @@
-"""BAD-1: stored bytes that are proved bad change no plan and end no run; what takes their place is a pure function."""
+"""Tests of BAD-1: bad stored bytes change no plan and end no run, and the choice of substitutes is a pure function."""
 
 from __future__ import annotations
 
@@ -39,12 +39,15 @@ KINDS = ("flip", "zero", "cut", "undecodable", "other")
 
 @cache
 def undecodable(width: int, height: int) -> bytes:
-    """The head of a clip: right bytes, as far as a checksum can tell."""
+    """Return the head of a clip, which does not decode although its checksum matches."""
     return clip_bytes(0, width, height, 24)[:3000]
 
 
 def damaged(root: Path, layout: Mapping[Bucket, Sequence[int]], bad: Mapping[str, str]) -> Path:
-    """A dataset in which these samples are bad: key → kind of damage; "cut" takes the end of the tar away."""
+    """Build a dataset in which the given samples are bad.
+
+    bad: maps a key to the kind of damage; "cut" truncates the tar within the sample's clip.
+    """
     bucket = {f"{b.id}-{i}": b for b, sizes in layout.items() for i in range(sum(sizes))}
     stored = {
         key: undecodable(bucket[key].width * 2, bucket[key].height * 2)
@@ -73,7 +76,7 @@ def damaged(root: Path, layout: Mapping[Bucket, Sequence[int]], bad: Mapping[str
 
 
 def keys_of(layout: Mapping[Bucket, Sequence[int]]) -> list[list[list[str]]]:
-    """Keys by bucket, shard and place."""
+    """Return the keys by bucket, shard and position."""
     found = []
     for bucket, sizes in layout.items():
         numbers = iter(range(sum(sizes)))
@@ -82,7 +85,7 @@ def keys_of(layout: Mapping[Bucket, Sequence[int]]) -> list[list[list[str]]]:
 
 
 def expected_substitute(key: str, bad: Collection[str], layout: Mapping[Bucket, Sequence[int]] = LAYOUT) -> str | None:
-    """The remainder of the shard in a circle, then the bucket's next shards; None if all of them are bad."""
+    """Return the first good sample after `key` in its shard (cyclically), then in the bucket's next shards, or None."""
     for shards in keys_of(layout):
         for number, shard in enumerate(shards):
             if key in shard:
@@ -104,7 +107,7 @@ class Delivered:
 
 
 def deliveries(root: Path, skip: int = 0, **options: Any) -> list[Delivered]:
-    """What a consumer receives, slot by slot, from a state taken after `skip` batches of another loader."""
+    """Return all delivered samples in order, resumed from a state that another loader saved after `skip` batches."""
     read_number = make_corpus.read_number
     found = []
     settings = {"batch_size": 3, "num_epochs": 1} | options
@@ -122,22 +125,22 @@ def deliveries(root: Path, skip: int = 0, **options: Any) -> list[Delivered]:
 
 @pytest.fixture(scope="module")
 def undamaged(tmp_path_factory: pytest.TempPathFactory) -> list[Delivered]:
-    """What comes of the same dataset with nothing wrong."""
+    """Deliveries from the same dataset without damage."""
     return deliveries(build_dataset(tmp_path_factory.mktemp("undamaged"), LAYOUT))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_bad_sample_is_replaced_and_every_other_one_is_what_it_was(
+def test_every_bad_sample_is_replaced_and_all_others_are_unchanged(
     tmp_path: Path, undamaged: list[Delivered], seed: int
 ) -> None:
-    """BAD-1, SAMPLE-1, PLAN-5: whatever the damage, with any number of workers, and from any state on."""
+    """BAD-1, SAMPLE-1, PLAN-5: for any damage, deliveries do not depend on the number of workers or on a resume."""
     choose = random.Random(seed)
     keys = [key for shards in keys_of(LAYOUT) for shard in shards for key in shard]
     kinds = ["cut", *choose.choices([kind for kind in KINDS if kind != "cut"], k=2)]
     bad = dict(zip(choose.sample(keys, 3), kinds, strict=True))
     root = damaged(tmp_path / "dataset", LAYOUT, bad)
     for shards in keys_of(LAYOUT):
-        for shard in shards:  # a tar that is cut has lost what follows, too
+        for shard in shards:  # a truncated tar has also lost all later samples
             cut = [place for place, key in enumerate(shard) if bad.get(key) == "cut"]
             bad |= dict.fromkeys(shard[min(cut) :], "cut") if cut else {}
     received = deliveries(root)
@@ -153,8 +156,8 @@ def test_every_bad_sample_is_replaced_and_every_other_one_is_what_it_was(
     assert rest == received[3 * skip :]
 
 
-def test_visits_of_substitutes_are_their_own(tmp_path: Path) -> None:
-    """SAMPLE-1: in each epoch a substitute is cut anew, and not as where it is delivered for itself."""
+def test_substitutes_have_visits_of_their_own(tmp_path: Path) -> None:
+    """SAMPLE-1: each epoch draws a new window for a substitute, independent of the sample's own delivery."""
     root = damaged(tmp_path, {SMALL: [2]}, {"96x64-5f-0": "flip"})
     received = deliveries(root, batch_size=1, num_epochs=8, shuffle="none")
     assert {item.key for item in received} == {"96x64-5f-1"}
@@ -165,8 +168,8 @@ def test_visits_of_substitutes_are_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_shard_that_is_bad_as_a_whole_is_replaced_out_of_the_next(tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: with room in the ring and for clips for no more than the stream itself needs."""
+def test_an_entirely_bad_shard_is_replaced_from_the_next_one(tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: the minimum size of the ring and of the clip buffer is enough."""
     layout = {SMALL: [3, 2]}
     bad = {f"96x64-5f-{i}": kind for i, kind in enumerate(("zero", "undecodable", "cut"))}
     root = damaged(tmp_path, layout, bad)
@@ -179,7 +182,7 @@ def test_a_shard_that_is_bad_as_a_whole_is_replaced_out_of_the_next(tmp_path: Pa
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: and what lies before it in the plan is delivered."""
+    """BAD-1: samples that precede the error in the plan may still be delivered."""
     layout = {TALL: [2], SMALL: [2, 1]}
     root = damaged(tmp_path, layout, {f"96x64-5f-{i}": KINDS[i] for i in range(3)})
     received = []
@@ -195,7 +198,10 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path, num_workers:
 def run(
     root: Path, order: Sequence[tuple[int, int]], *, batch_size: int = 1, num_workers: int = 0, **options: Any
 ) -> tuple[list[PendingBatch], Pipeline]:
-    """The samples (shard, place) of the one bucket through a pipeline of its own, which is closed again."""
+    """Run samples (shard, position) of the only bucket through a new pipeline and close it.
+
+    Return (batches, pipeline).
+    """
     part, bucket = part_of(open_dataset(root), **options.pop("part", {}))
     samples = [SampleRequest(part, bucket.id, *place, visit, False) for visit, place in enumerate(order)]
     frame_bytes = batch_size * (int(np.prod(bucket.shape)) * 3 + 4096)
@@ -215,14 +221,14 @@ def run(
 
 
 def handed_over(pipeline: Pipeline, number: int) -> Iterator[PendingBatch]:
-    """The batches of a run, each counted as it is handed over."""
+    """Yield the batches of a run, and count each one as it is handed over."""
     while (batch := pipeline.next_batch(number)) is not None:
         pipeline.count(batch)
         yield batch
 
 
 def part_of(source: Dataset, **settings: Any) -> tuple[MixPart, Bucket]:
-    """All of a dataset with one bucket."""
+    """Return all samples of a dataset with one bucket, and this bucket."""
     (bucket,) = source.manifest.buckets
     counts = {bucket.id: np.array([shard.num_samples for shard in source.shards], np.int64)}
     subset = Subset({bucket.id: tuple(source.shards)}, counts)
@@ -231,7 +237,7 @@ def part_of(source: Dataset, **settings: Any) -> tuple[MixPart, Bucket]:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_quarantine_file_lists_each_delivery_of_a_bad_sample(tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: in order of delivery, one line each, appended by the next run; nothing is written into the dataset."""
+    """BAD-1: one line per delivery, in order of delivery. The next run appends, and the dataset is not modified."""
     root = damaged(tmp_path / "dataset", {SMALL: [3, 2]}, {"96x64-5f-1": "flip", "96x64-5f-4": "undecodable"})
     before = tree_of(root)
     order = [(0, 0), (0, 1), (1, 1), (0, 1), (1, 0)]
@@ -256,8 +262,11 @@ def test_the_quarantine_file_lists_each_delivery_of_a_bad_sample(tmp_path: Path,
     assert tree_of(root) == before
 
 
-def test_what_a_batch_cost(tmp_path: Path) -> None:
-    """A bad clip is read twice, once in a run; a substitute's cost is its slot's."""
+def test_cost_of_a_batch(tmp_path: Path) -> None:
+    """A bad clip is read twice, but only the first time in a run.
+
+    A substitute's cost counts towards the batch of its slot.
+    """
     root = damaged(tmp_path, {SMALL: [3]}, {"96x64-5f-1": "flip"})
     sizes = [row["clip_bytes"] for row in open_dataset(root).samples_table().to_pylist()]
     batches, _ = run(root, [(0, 0), (0, 1), (0, 1)], num_workers=1, clip_bytes=8192 + max(sizes))
@@ -267,11 +276,14 @@ def test_what_a_batch_cost(tmp_path: Path) -> None:
     assert stats[1].num_bytes_fetched == 2 * sizes[1] + sizes[2] and stats[1].num_retries == 1
     assert all(s.fetch_seconds > 0 and s.decode_seconds > 0 for s in stats)
     last = stats[2].num_bytes_fetched - sizes[2]
-    assert last in (0, 2 * sizes[1])  # the second visit may be read before the first is proved bad
+    assert last in (0, 2 * sizes[1])  # the second visit may be read before the first is found to be bad
 
 
 def test_a_share_of_bad_samples_fails_the_run(tmp_path: Path) -> None:
-    """BAD-1: a share of at least 1000 samples, so that a run does not fail for its first; and not before its batch."""
+    """BAD-1: the share is relative to at least 1000 samples, so the first bad sample does not fail a run.
+
+    Batches before the failing one are delivered.
+    """
     root = damaged(tmp_path / "dataset", {SMALL: [3]}, {"96x64-5f-1": "zero"})
     for fraction, allowed in ((0.0, 0), (0.002, 2)):
         folder = tmp_path / str(fraction)
@@ -288,7 +300,7 @@ def test_a_share_of_bad_samples_fails_the_run(tmp_path: Path) -> None:
             says = (
                 rf"^{allowed + 1} of {3 * allowed + 2} samples were bad.*max_bad_fraction={fraction} .*rank00000.jsonl"
             )
-            for _ in range(2):  # and again
+            for _ in range(2):  # the error is raised again
                 with pytest.raises(SampleError, match=says):
                     for batch in handed_over(pipeline, number):
                         keys.append(batch.deliveries[0].key)
@@ -299,7 +311,7 @@ def test_a_share_of_bad_samples_fails_the_run(tmp_path: Path) -> None:
 
 
 def slowly(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:
-    """The batches for a caller who comes for the next one when two more lie ready, where there are so many."""
+    """Yield the batches, but request the next one only when two more are ready, or all of the remaining ones."""
     for batch in loader:
         yield batch
         until = time.monotonic() + 30
@@ -307,7 +319,7 @@ def slowly(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:
             time.sleep(0.005)
 
 
-BAD = {f"96x64-5f-{i}": "flip" for i in (2, 5, 6, 9)}  # two by two, without shuffle: in batches 2, 3, 4 and 5
+BAD = {f"96x64-5f-{i}": "flip" for i in (2, 5, 6, 9)}  # two samples per batch, unshuffled: in batches 2, 3, 4 and 5
 
 
 @pytest.fixture(scope="module")
@@ -316,8 +328,11 @@ def with_bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_what_is_copied_ahead_is_not_counted_yet(with_bad: Path, tmp_path: Path, device: Any) -> None:
-    """BAD-1: loader, statistics and file say the same at each batch; the limit ends the run at its own batch."""
+def test_a_batch_copied_ahead_is_not_counted_yet(with_bad: Path, tmp_path: Path, device: Any) -> None:
+    """BAD-1: the loader, its statistics and the file agree at each batch.
+
+    The limit ends the run at the batch that exceeds it.
+    """
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "shuffle": "none", "device": device}
     file = tmp_path / "quarantine-rank00000.jsonl"
     with streamvid.VideoLoader(with_bad, limits={"max_bad_fraction": 1.0, "quarantine": tmp_path}, **options) as loader:
@@ -337,7 +352,7 @@ def test_what_is_copied_ahead_is_not_counted_yet(with_bad: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_a_run_that_is_resumed_writes_each_line_once(with_bad: Path, tmp_path: Path, device: Any) -> None:
-    """BAD-1, PLAN-5: what a state does not count, the file does not hold."""
+    """BAD-1, PLAN-5: the file has no line for a delivery that the state does not count."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "shuffle": "none", "device": device}
     for stop in (1, 2, 3):
         folder = tmp_path / str(stop)
@@ -353,7 +368,7 @@ def test_a_run_that_is_resumed_writes_each_line_once(with_bad: Path, tmp_path: P
         assert [json.loads(line)["key"] for line in lines] == list(BAD)
 
 
-def test_options_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_options_are_refused(tmp_path: Path) -> None:
     root = build_dataset(tmp_path / "dataset", {SMALL: [1]})
     (tmp_path / "link").symlink_to(root)
     part, _ = part_of(open_dataset(root))
@@ -381,7 +396,7 @@ def test_a_quarantine_that_cannot_be_written_is_an_error(tmp_path: Path) -> None
 
 @dataclass(frozen=True, slots=True)
 class EveryOther:
-    """A filter, as dataset/filter/filter.py has it: of the sample's year, odd ones only."""
+    """Filter like those in dataset/filter/filter.py; it keeps samples with an odd year."""
 
     text: str = "year % 2 == 1"
     columns: tuple[str, ...] = ("user.year",)
@@ -392,7 +407,7 @@ class EveryOther:
 
 
 def test_substitutes_pass_the_filter(tmp_path: Path) -> None:
-    """BAD-1: places count what passes, in the shard and in those that follow; a filter that changed is an error."""
+    """BAD-1: positions count matching samples, in the shard and in the following ones. A changed filter is an error."""
     root = damaged(tmp_path, {SMALL: [4, 6]}, {"96x64-5f-3": "flip", "96x64-5f-1": "undecodable", "96x64-5f-5": "zero"})
     counts = {"96x64-5f": np.array([2, 3], np.int64)}
 
@@ -418,8 +433,8 @@ def test_substitutes_pass_the_filter(tmp_path: Path) -> None:
         list(filtered([(0, 0)], {"96x64-5f": np.array([3, 3], np.int64)}))
 
 
-def test_captions_are_of_the_column_with_the_prefix_and_dropped_by_chance(tmp_path: Path) -> None:
-    """SAMPLE-1: a drop is of (seed, key, visit) alone, as often as asked, and moves no other choice."""
+def test_captions_have_their_column_prefix_and_dropout(tmp_path: Path) -> None:
+    """SAMPLE-1: a drop depends only on (seed, key, visit), has the requested frequency, and changes no other choice."""
     root = build_dataset(tmp_path, {SMALL: [6]})
     order = [(0, place) for place in range(6)] * 20
     options: dict[str, Any] = {"batch_size": 6}
@@ -435,7 +450,7 @@ def test_captions_are_of_the_column_with_the_prefix_and_dropped_by_chance(tmp_pa
     assert placed[:6] == [f"at p{i}" for i in range(6)]
     dropped = texts(column="place", prefix="at ", dropout=0.25)
     assert {a for a, b in zip(dropped, placed, strict=True) if a != b} == {""}
-    assert 15 <= dropped.count("") <= 45  # of 120, 30 expected, standard deviation 4.7
+    assert 15 <= dropped.count("") <= 45  # 30 of 120 expected, with a standard deviation of 4.7
     assert len({tuple(dropped[i : i + 6]) for i in range(0, 120, 6)}) > 5
     assert texts(column="place", prefix="at ", dropout=0.25) == dropped
     assert texts(dropout=1.0) == [""] * 120

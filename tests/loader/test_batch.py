@@ -1,4 +1,4 @@
-"""What a batch is to its owner: a read-only mapping with attributes, over memory that is his."""
+"""Tests of Batch: a read-only mapping with attributes, whose memory belongs to the caller."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch(dataset: Path) -> streamvid.Batch:
 def test_fields(batch: streamvid.Batch) -> None:
     frames, height, width = batch.bucket.shape
     assert batch.video.shape == (3, 3, frames, height, width) and batch.video.dtype == torch.uint8
-    assert batch.video.stride(1) == 1  # channels lie last, as they were decoded
+    assert batch.video.stride(1) == 1  # channels are last in memory, as decoded
     assert len(batch.sample_keys) == 3 and all(isinstance(key, str) for key in batch.sample_keys)
     assert len(batch.text) == 3 and all(isinstance(text, str) for text in batch.text)
     assert batch.fps.dtype == torch.float32 and batch.fps.tolist() == [24.0] * 3
@@ -39,7 +39,7 @@ def test_fields(batch: streamvid.Batch) -> None:
     assert batch.loss_weight == 1.0
 
 
-def test_notebooks_show_and_complete_what_there_is(dataset: Path, batch: streamvid.Batch) -> None:
+def test_notebooks_show_and_complete_the_fields(dataset: Path, batch: streamvid.Batch) -> None:
     assert set(batch) | {"to", "normalized"} <= set(dir(batch))
     assert batch._ipython_key_completions_() == list(batch)
     assert repr(batch).startswith(f"Batch({batch.bucket.id}, 3 samples of {batch.bucket.shape} on cpu; fields: ")
@@ -80,7 +80,7 @@ def test_is_a_read_only_mapping(batch: streamvid.Batch) -> None:
 
 
 def made_batch(frames: torch.Tensor, layout: str = "BCTHW", **fields: object) -> streamvid.Batch:
-    """A batch of `frames` (B, T, H, W, C), as the loader makes it."""
+    """Return a batch of `frames` (B, T, H, W, C), built as the loader does."""
     num_samples, num_frames, height, width, _ = frames.shape
     return streamvid.Batch(
         {
@@ -106,14 +106,14 @@ def neighbours(value: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("span", [(-1, 1), (0, 1), (-0.5, 0.5), (0, 255), (1, -1), (-2.1, 2.6)])
 def test_normalized_rounds_each_value_once(dtype: torch.dtype, span: tuple[float, float]) -> None:
-    """No number of the type lies nearer to the exact one, for all 256 values."""
+    """For all 256 values, no other number of the type is closer to the exact result."""
     values = torch.arange(256, dtype=torch.uint8)
     batch = made_batch(values.reshape(1, 1, 16, 16, 1).expand(1, 1, 16, 16, 3))
     found = batch.normalized(dtype, range=span)[0, 0, 0].flatten()
     low, high = (Fraction(end) for end in span)
     for value, number in zip(values.tolist(), found, strict=True):
         exact = low + (high - low) * value / 255
-        # Python computes (high - low) / 255 in float64, whose own rounding is far below what these types can tell.
+        # Python computes (high - low) / 255 in float64, whose rounding error is far below the precision of these types.
         nearest, *others = (abs(Fraction(near.item()) - exact) for near in neighbours(number))
         assert all(nearest <= other + Fraction(1, 2**48) for other in others), (value, number)
 
@@ -121,14 +121,14 @@ def test_normalized_rounds_each_value_once(dtype: torch.dtype, span: tuple[float
 @pytest.mark.parametrize("shape", [(2, 4, 6, 8, 3), (2, 5, 300, 400, 3), (1, 1, 600, 700, 3), (3, 9, 200, 130, 3)])
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW", "BTHWC"])
 def test_normalized_follows_the_layout(shape: tuple[int, ...], layout: str) -> None:
-    """Clips below and above the size that is worked on at once, frames above it too."""
+    """The shapes include clips below and above the size that is processed at once, and frames above it."""
     batch = made_batch(random_frames(*shape), layout)
     normalized = batch.normalized(torch.float32, range=(0, 255))
     assert normalized.is_contiguous() and torch.equal(normalized, batch.video.float())
     assert batch.normalized(torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_normalized_refuses_what_is_no_floating_point_type(batch: streamvid.Batch) -> None:
+def test_normalized_requires_a_floating_point_type(batch: streamvid.Batch) -> None:
     with pytest.raises(ConfigError, match="not a floating-point type"):
         batch.normalized(torch.uint8)
 
@@ -166,19 +166,19 @@ def test_a_copy_is_the_same_batch(way: str, layout: str) -> None:
         again.text = []
 
 
-def test_who_copies_by_to_is_noticed(dataset: Path) -> None:
-    """BATCH-1: by the batch, a shallow copy of it, and accelerate."""
+def test_copies_through_to_are_noticed(dataset: Path) -> None:
+    """BATCH-1: copies of a shallow copy and copies by accelerate are noticed, too."""
     noticed: list[torch.device] = []
     fields = dict(made_batch(random_frames(2, 4, 6, 8, 3)))
     batch = streamvid.Batch(fields, noticed.append)
     send_to_device(batch, "meta")
     copy.copy(batch).to("meta")
-    batch.to("cpu").to("meta")  # the same memory still
-    batch.clone().to("meta")  # memory of its own
+    batch.to("cpu").to("meta")  # still the same memory
+    batch.clone().to("meta")  # separate memory
     assert [device.type for device in noticed] == ["meta", "meta", "cpu", "meta"]
 
 
-def test_a_digest_does_not_depend_on_how_a_batch_lies_in_memory() -> None:
+def test_a_digest_does_not_depend_on_the_memory_layout() -> None:
     frames = random_frames(2, 9, 64, 96, 3)
     digests = {made_batch(frames, layout).digest() for layout in ("BCTHW", "BTCHW", "BTHWC")}
     batch = made_batch(frames)
@@ -189,7 +189,7 @@ def test_a_digest_does_not_depend_on_how_a_batch_lies_in_memory() -> None:
     assert torch.tensor([batch.digest()], dtype=torch.int64).item() == batch.digest()
 
 
-def test_a_digest_tells_batches_apart() -> None:
+def test_a_digest_distinguishes_batches() -> None:
     frames = random_frames(2, 9, 64, 96, 3)
     batch = made_batch(frames)
     others = [
@@ -205,7 +205,7 @@ def test_a_digest_tells_batches_apart() -> None:
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 6), st.data())
-def test_of_a_small_clip_a_digest_looks_at_every_value(
+def test_a_digest_covers_every_value_of_a_small_clip(
     num_samples: int, num_frames: int, height: int, width: int, data: st.DataObject
 ) -> None:
     frames = random_frames(num_samples, num_frames, height, width, 3)
@@ -215,8 +215,8 @@ def test_of_a_small_clip_a_digest_looks_at_every_value(
     assert made_batch(changed).digest() != made_batch(frames).digest()
 
 
-def test_of_a_large_clip_a_digest_looks_everywhere() -> None:
-    """Each frame, each channel and each block of 16 x 16 pixels has values that are looked at."""
+def test_a_digest_covers_all_regions_of_a_large_clip() -> None:
+    """Values in each frame, each channel and each block of 16 x 16 pixels affect the digest."""
     frames = random_frames(1, 5, 64, 96, 3)
     digest = made_batch(frames).digest()
     for frame, row, column in product(range(5), range(0, 64, 16), range(0, 96, 16)):

@@ -1,4 +1,4 @@
-"""tools/bench_loader.py runs and reports every method; what it reports is for people to judge."""
+"""Tests that tools/bench_loader.py runs and reports every method. The measured values are not judged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_every_method_is_reported(tmp_path: Path) -> None:
         (tmp_path / f"{number}.mp4").write_bytes(encode(frames_of(name, 96, 64, 16 + number)))
     sizes = ("--size", "64x48", "--num-frames", "5", "--copies", "2", "--batch-size", "2", "--epochs", "1")
     runs = ("--repeats", "1", "--pairs", "1", "--workers", "1", "--methods", "files,webdataset")
-    peers = ("--peers", sys.executable)  # this environment has these two
+    peers = ("--peers", sys.executable)  # this environment has both
     found = run_tool("bench_loader", "--clips", tmp_path, *sizes, *runs, *peers)
     ours = {"off": ["streamvid", "streamvid whole"], "on": ["streamvid fast", "streamvid exact", "streamvid yuv420p"]}
     for mode, names in ours.items():

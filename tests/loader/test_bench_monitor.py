@@ -1,4 +1,4 @@
-"""tools/bench_monitor.py runs and reports; what it reports is for people to judge."""
+"""Tests that tools/bench_monitor.py runs and reports every method. The measured values are not judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clock decides is an error that names it, never a substitution and never a hang (SAFE-1, STOP-1)."""
+"""Tests of timeouts: a timeout is an error that names its cause, never a substitution or a hang (SAFE-1, STOP-1)."""
 
 from __future__ import annotations
 
@@ -47,9 +47,11 @@ def opened(
     together: int = 1,
     **options: Any,
 ) -> Iterator[tuple[Pipeline, int]]:
-    """A pipeline over samples (shard, place), and its run; closed within seconds, whatever hangs.
+    """Open a pipeline over samples (shard, position) and start a run.
 
-    together: samples a batch.
+    Closing takes only seconds, even if something hangs.
+
+    together: samples per batch.
     """
     part, bucket = part_of(source)
     settings = PipelineOptions(
@@ -69,11 +71,11 @@ def opened(
     finally:
         before = time.monotonic()
         pipeline.close()
-        assert time.monotonic() - before < 25, "it waited for what hangs"
+        assert time.monotonic() - before < 25, "closing waited for the hanging operation"
 
 
 def read_until(pipeline: Pipeline, run: int, error: type[StreamvidError], says: str) -> list[str]:
-    """Keys up to the error, which stays, and which a new run and an attempt to stop do not wait for."""
+    """Return the keys before the error. The error persists, and neither a new run nor an attempt to stop waits."""
     keys: list[str] = []
     with pytest.raises(error, match=says):
         while (batch := pipeline.next_batch(run)) is not None:
@@ -89,7 +91,10 @@ def read_until(pipeline: Pipeline, run: int, error: type[StreamvidError], says: 
 
 @pytest.mark.parametrize(("num_workers", "when"), [(1, "at work"), (2, "at work"), (2, "idle")])
 def test_stopped_workers_are_killed_and_named(tmp_path: Path, num_workers: int, when: str) -> None:
-    """Before its first task it has none to name: then all workers are killed, and what none of them took is named."""
+    """A worker without a first task has no sample to name.
+
+    All workers are then killed, and the first waiting sample is named.
+    """
     before = streamvid_threads()
     source = open_dataset(build_dataset(tmp_path, {SMALL: [3]}))
     with opened(source, [(0, i % 3) for i in range(5000)], num_workers=num_workers, sample_timeout_seconds=3.0) as (
@@ -107,7 +112,7 @@ def test_stopped_workers_are_killed_and_named(tmp_path: Path, num_workers: int, 
             WorkerError,
             r"sample 96x64-5f-\d \(index .*000000.tar.*sample_timeout_seconds=3;.*create a new",
         )
-        until = time.monotonic() + 20  # a stopped process that was killed takes a moment to end
+        until = time.monotonic() + 20  # a stopped process takes a moment to end after it is killed
         while all(map(is_alive, pids)) and time.monotonic() < until:
             time.sleep(0.02)
         assert not all(map(is_alive, pids))
@@ -117,7 +122,7 @@ def test_stopped_workers_are_killed_and_named(tmp_path: Path, num_workers: int, 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_read_that_hangs_names_shard_and_store(tmp_path: Path, num_workers: int) -> None:
-    """A file that blocks, as on a network disk that is gone; nothing takes its sample's place."""
+    """The file blocks, as on a network disk that has disappeared. Its sample is not replaced."""
     before = streamvid_threads()
     root = build_dataset(tmp_path, {SMALL: [2, 2]})
     shard = root / "shards/96x64-5f/96x64-5f-000001.tar"
@@ -131,12 +136,12 @@ def test_a_read_that_hangs_names_shard_and_store(tmp_path: Path, num_workers: in
     with opened(open_dataset(root), [(0, 0), (0, 1), (1, 0), (0, 0)], **options) as (pipeline, run):
         assert read_until(pipeline, run, SampleError, says) == ["96x64-5f-0", "96x64-5f-1"]
         assert pipeline.substituted == []
-    with shard.open("wb"):  # what it waited for: the end of the thread that hung
+    with shard.open("wb"):  # unblocks the read, so that its thread ends
         wait_for_threads(before)
 
 
 def test_a_substitute_whose_read_hangs_is_an_error_too(tmp_path: Path) -> None:
-    """BAD-1: what the clock decides is no reason to try the next one."""
+    """BAD-1: a timeout is no reason to try the next substitute."""
     before = streamvid_threads()
     root = damaged(tmp_path, {SMALL: [1, 1, 1]}, {"96x64-5f-0": "undecodable"})
     shard = root / "shards/96x64-5f/96x64-5f-000001.tar"
@@ -150,21 +155,21 @@ def test_a_substitute_whose_read_hangs_is_an_error_too(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class BlockingStore(LocalStore):
-    """A store where reads of some files wait for an event."""
+    """Store whose reads of some files wait for an event."""
 
     blocks: str = "nothing"
-    go_on: threading.Event = field(default_factory=threading.Event)
+    unblocked: threading.Event = field(default_factory=threading.Event)
 
     def read_at_once(self, path: str, ranges: Ranges) -> bool:
         return False  # as on a network file system
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         if self.blocks in path:
-            self.go_on.wait(50)
+            self.unblocked.wait(50)
         super().read_ranges(path, ranges, version)
 
 
-def test_an_index_that_hangs(tmp_path: Path) -> None:
+def test_a_hanging_index_is_an_error(tmp_path: Path) -> None:
     before = streamvid_threads()
     store = BlockingStore(build_dataset(tmp_path, {SMALL: [2]}), blocks="index/samples")
     source = Dataset(store)
@@ -172,27 +177,27 @@ def test_an_index_that_hangs(tmp_path: Path) -> None:
         with opened(source, [(0, 0)], num_workers=0, sample_timeout_seconds=0.5) as (pipeline, run):
             read_until(pipeline, run, SampleError, r"sample \(index 0 in .*-000000.tar.*reading the index has taken")
     finally:
-        store.go_on.set()
+        store.unblocked.set()
     wait_for_threads(before)
 
 
 @pytest.mark.parametrize("limit", [0.5, None])
 def test_only_the_time_that_the_caller_waits_counts(tmp_path: Path, limit: float | None) -> None:
-    """A caller who is long at work elsewhere, meanwhile a read was slow: it gets its batch."""
+    """A read that is slow while the caller is busy elsewhere is not an error; the caller gets its batch."""
     store = BlockingStore(build_dataset(tmp_path, {SMALL: [2]}), blocks=".tar")
     with opened(Dataset(store), [(0, 0), (0, 1)], num_workers=0, sample_timeout_seconds=limit) as (pipeline, run):
         time.sleep(1.0)
         if limit is None:
-            threading.Timer(1.0, store.go_on.set).start()
+            threading.Timer(1.0, store.unblocked.set).start()
         else:
-            store.go_on.set()
+            store.unblocked.set()
         keys = [batch.deliveries[0].key for batch in iter(lambda: pipeline.next_batch(run), None)]
     assert keys == ["96x64-5f-0", "96x64-5f-1"]
 
 
 @dataclass(frozen=True)
 class SlowStore(LocalStore):
-    """A disk that is not in memory, whose every read of a clip takes a while."""
+    """Store that behaves like a slow disk: each read of a clip takes a while."""
 
     def read_at_once(self, path: str, ranges: Ranges) -> bool:
         return False
@@ -204,7 +209,7 @@ class SlowStore(LocalStore):
 
 
 def test_a_clip_that_waits_for_slow_reads_of_others_is_not_late(tmp_path: Path) -> None:
-    """Each read takes 0.3 s, and the last clip waits for 15 others: only its own read is timed."""
+    """Each read takes 0.3 s and the last clip waits for 15 others, but only its own read is timed."""
     source = Dataset(SlowStore(build_dataset(tmp_path, {SMALL: [1] * 16})))
     places, limits = [(shard, 0) for shard in range(16)], {"sample_timeout_seconds": 2.0}
     with opened(source, places, num_workers=0, num_fetch_threads=1, together=16, **limits) as (pipeline, run):
@@ -214,7 +219,7 @@ def test_a_clip_that_waits_for_slow_reads_of_others_is_not_late(tmp_path: Path) 
 
 
 class Noise:
-    """Pictures that take a decoder long."""
+    """Frames that take a decoder a long time."""
 
     shape = (100, 720, 1280, 3)
 
@@ -237,8 +242,10 @@ def test_a_decode_that_takes_too_long(
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where the worker hangs is on the error stream, where the loader's threads are in the log. And with no worker to
-    kill, the thread that decodes ends once its decoder comes back."""
+    """The worker's stack is printed to the error stream, and the loader's threads are written to the log.
+
+    Without a worker to kill, the decoding thread ends once its decoder returns.
+    """
     before = streamvid_threads()
     bucket = Bucket(num_frames=100, height=64, width=96)
     root = build_dataset(tmp_path, {bucket: [2]}, clip_frames=100, damage={"96x64-100f-1": slow_clip})
@@ -252,13 +259,13 @@ def test_a_decode_that_takes_too_long(
         assert pipeline.substituted == []
     wait_for_threads(before)
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    # The form of the worker's own report; the threads in the log have a comma after the line's number.
+    # Only the worker's own report has this form; in the log, a comma follows the line number.
     assert bool(pids) == bool(re.search(r'worker\.py", line \d+ in ', capfd.readouterr().err))
     assert "streamvid-answers\n" in caplog.text
 
 
-def test_a_killed_worker_is_named_with_its_sample_and_no_substitution(tmp_path: Path) -> None:
-    """STOP-1, BAD-1: killed while it looks for what takes a bad sample's place."""
+def test_a_worker_killed_during_substitution_is_an_error(tmp_path: Path) -> None:
+    """STOP-1, BAD-1: the worker is killed while it looks for a substitute for a bad sample."""
     root = damaged(tmp_path, {SMALL: [6]}, {f"96x64-5f-{i}": "undecodable" for i in range(4)})
     with opened(open_dataset(root), [(0, i % 6) for i in range(5000)], num_workers=1, max_bad_fraction=1.0) as (
         pipeline,
@@ -275,7 +282,7 @@ def test_a_killed_worker_is_named_with_its_sample_and_no_substitution(tmp_path: 
 
 
 def test_a_worker_killed_while_it_holds_answers_loses_no_sample(tmp_path: Path, slow_clip: bytes) -> None:
-    """It answers once for the short clips of a batch, and decodes the last one when it is killed."""
+    """The worker answers once for the short clips of a batch, and is killed while it decodes the last one."""
     bucket = Bucket(num_frames=100, height=64, width=96)
     root = build_dataset(tmp_path, {bucket: [16]}, clip_frames=100, damage={"96x64-100f-15": slow_clip})
     options: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "shuffle": "none"}

@@ -1,4 +1,4 @@
-"""yuv420p to RGB against the standards' definitions, written down a second time in float64."""
+"""Tests of the conversion from yuv420p to RGB against a float64 implementation of the standards' definitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.color import LUMA_SHARES, RANGES, SITINGS, color_table, yuv420p_to_rgb
 
-# Kr and Kb as each standard prints them, and where chroma lies, in pixels: not read from the code under test.
+# Kr and Kb as printed in each standard, and chroma positions in pixels; not taken from the code under test.
 SHARES = {
     "bt601": (0.299, 0.114),
     "bt709": (0.2126, 0.0722),
@@ -40,14 +40,14 @@ names = st.tuples(
 
 
 def full_size(chroma: NDArray[np.uint8], shift: float, axis: int) -> NDArray[np.float64]:
-    """Linear interpolation at every pixel of `axis`; beyond the outermost samples their values."""
+    """Interpolate linearly at every pixel of `axis`. Beyond the outermost samples, their values are repeated."""
     places = (np.arange(chroma.shape[axis] * 2) - shift) / 2
     samples = np.arange(chroma.shape[axis])
     return np.apply_along_axis(lambda line: np.interp(places, samples, line), axis, chroma.astype(np.float64))
 
 
 def reference(frame: NDArray[np.uint8], height: int, width: int, names: Names) -> NDArray[np.float64]:
-    """(H, W, 3) in 0..255, clamped and not rounded, of one frame's planes."""
+    """Return RGB (H, W, 3) in 0..255 of one frame's planes, clamped but not rounded."""
     matrix, color_range, siting = names
     kr, kb = SHARES[matrix]
     shift_x, shift_y = PLACES[siting]
@@ -70,7 +70,7 @@ def table_of(samples: list[Names]) -> torch.Tensor:
 
 
 def flat(height: int, width: int, yuv: tuple[int, int, int]) -> torch.Tensor:
-    """One sample of one frame of one colour."""
+    """Return one sample with one frame of a single color."""
     sizes = (height * width, height * width // 4, height * width // 4)
     values = [torch.full((size,), value, dtype=torch.uint8) for size, value in zip(sizes, yuv, strict=True)]
     return torch.cat(values).view(1, 1, -1)
@@ -93,10 +93,10 @@ MIXED: list[Names] = [("bt709", "limited", "left"), ("bt601", "full", "center"),
     half_width=st.integers(1, 9),
     seed=st.integers(0, 2**32),
 )
-def test_every_pixel_is_the_standards_rounded_to_the_nearest(
+def test_every_pixel_is_the_exact_value_rounded_to_nearest(
     samples: list[Names], num_frames: int, half_height: int, half_width: int, seed: int
 ) -> None:
-    """YUV-1: any planes, sizes, and any mix of matrices, ranges and sitings in one batch."""
+    """YUV-1: planes, sizes, and the mix of matrices, ranges and sitings in a batch are arbitrary."""
     height, width = half_height * 2, half_width * 2
     planes = random_planes(len(samples), num_frames, height, width, seed)
     found = yuv420p_to_rgb(planes, table_of(samples), height, width, "BTHWC").numpy()
@@ -109,7 +109,7 @@ def test_every_pixel_is_the_standards_rounded_to_the_nearest(
 @pytest.mark.parametrize("matrix", SHARES)
 @pytest.mark.parametrize("color_range", ["limited", "full"])
 def test_a_large_picture_has_no_bias(matrix: str, color_range: str) -> None:
-    """YUV-1: 58 dB or more and a bias below 0.05 levels a channel, where nothing is clamped."""
+    """YUV-1: at least 58 dB, and a bias below 0.05 levels per channel, where nothing is clamped."""
     height, width = 128, 160
     random = np.random.default_rng(1)
     luma, chroma = random.integers(100, 150, height * width), random.integers(110, 146, height * width // 2)
@@ -121,7 +121,7 @@ def test_a_large_picture_has_no_bias(matrix: str, color_range: str) -> None:
     assert 10 * np.log10(255**2 / np.mean(error**2)) >= 58
 
 
-def test_the_names_are_those_of_the_standards() -> None:
+def test_the_names_match_the_standards() -> None:
     assert set(LUMA_SHARES) == set(SHARES)
     assert set(RANGES) == {"limited", "full"}
     assert set(SITINGS) == set(PLACES)
@@ -129,7 +129,7 @@ def test_the_names_are_those_of_the_standards() -> None:
 
 @pytest.mark.parametrize("matrix", SHARES)
 def test_grays_have_equal_channels(matrix: str) -> None:
-    """YUV-1: every Y without colour; below black is black, above white is white."""
+    """YUV-1: every Y is tested without color. Values below black become black, and values above white become white."""
     ramp = torch.cat([torch.arange(256, dtype=torch.uint8), torch.full((128,), 128, dtype=torch.uint8)]).view(1, 1, -1)
     levels = np.arange(256)
     for color_range, right in (
@@ -154,15 +154,15 @@ def test_grays_have_equal_channels(matrix: str) -> None:
         ("bt709", (16, 128, 128), (0, 0, 0)),
     ],
 )
-def test_colour_bars_come_out(matrix: str, yuv: tuple[int, int, int], rgb: tuple[int, int, int]) -> None:
-    """The 100 % bars of the standards' tables, whose Y, U and V are rounded themselves."""
+def test_color_bars_are_reproduced(matrix: str, yuv: tuple[int, int, int], rgb: tuple[int, int, int]) -> None:
+    """The 100 % color bars are from the standards' tables, where Y, U and V are already rounded."""
     found = yuv420p_to_rgb(flat(4, 6, yuv), table_of([(matrix, "limited", "left")]), 4, 6, "BTHWC")
     assert found.unique(dim=3).shape[3] == 1
     assert np.abs(found[0, 0, 0, 0].numpy().astype(int) - rgb).max() <= 1
 
 
 def test_extremes_do_not_overflow() -> None:
-    """YUV-1: 0 and 255 in all planes, in every combination, stay on their own end."""
+    """YUV-1: 0 and 255 in every combination of planes are clamped to the correct end of the range."""
     for names in [(matrix, color_range, "left") for matrix in SHARES for color_range in RANGES]:
         for yuv in np.ndindex(2, 2, 2):
             frame = flat(2, 2, tuple(255 * int(level) for level in yuv))  # type: ignore[arg-type]
@@ -170,8 +170,8 @@ def test_extremes_do_not_overflow() -> None:
             assert np.abs(found - reference(frame.view(-1).numpy(), 2, 2, names)).max() <= 0.505
 
 
-def test_centred_chroma_has_no_preferred_side() -> None:
-    """The picture turned by 180 degrees is the turned picture."""
+def test_centered_chroma_has_no_preferred_side() -> None:
+    """Rotating the planes by 180 degrees rotates the RGB picture."""
     height, width = 10, 14
     planes = random_planes(1, 1, height, width)
     parts = planes[0, 0].split([height * width, height * width // 4, height * width // 4])
@@ -182,7 +182,7 @@ def test_centred_chroma_has_no_preferred_side() -> None:
 
 
 @pytest.mark.parametrize(("siting", "x", "y"), [("topleft", 0, 0), ("bottomleft", 0, 1)])
-def test_a_pixel_where_chroma_lies_takes_its_sample_alone(siting: str, x: int, y: int) -> None:
+def test_a_pixel_at_a_chroma_position_uses_only_that_sample(siting: str, x: int, y: int) -> None:
     height, width = 8, 12
     planes = random_planes(1, 1, height, width)
     planes[..., : height * width] = 128
@@ -195,7 +195,7 @@ def test_a_pixel_where_chroma_lies_takes_its_sample_alone(siting: str, x: int, y
             assert torch.equal(rgb[row * 2 + y, column * 2 + x], alone[0, 0, 0, 0])
 
 
-def test_layouts_differ_in_order_alone() -> None:
+def test_layouts_differ_only_in_order() -> None:
     planes, table = random_planes(3, 2, 6, 8), table_of(MIXED)
     last = yuv420p_to_rgb(planes, table, 6, 8, "BTHWC")
     first = yuv420p_to_rgb(planes, table, 6, 8)
@@ -210,7 +210,7 @@ def test_layouts_differ_in_order_alone() -> None:
 
 @pytest.mark.parametrize(("num_frames", "height", "width"), [(7, 240, 320), (1, 240, 320), (2, 600, 640)])
 def test_a_batch_is_its_frames_one_by_one(num_frames: int, height: int, width: int) -> None:
-    """YUV-1: what is worked on at once shows nowhere, nor do strides of the ring between samples and frames."""
+    """YUV-1: the result does not depend on the amount processed at once or on the ring's strides between frames."""
     ring = random_planes(len(MIXED), num_frames + 1, height, width)
     planes = ring[:, 1:]
     whole = yuv420p_to_rgb(planes, table_of(MIXED), height, width, "BTHWC")
@@ -222,18 +222,18 @@ def test_a_batch_is_its_frames_one_by_one(num_frames: int, height: int, width: i
             )
 
 
-def test_a_batch_of_nothing_is_nothing() -> None:
+def test_an_empty_batch_gives_an_empty_result() -> None:
     assert yuv420p_to_rgb(random_planes(0, 4, 6, 8), color_table([], [], []), 6, 8).shape == (0, 3, 4, 6, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", COMPILERS)
-def test_compiled_once_for_a_shape_and_equal_to_the_last_bit(
+def test_compilation_happens_once_per_shape_and_is_bit_exact(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """YUV-2: one graph; other matrices, ranges and sitings do not compile again."""
+    """YUV-2: there is one graph, and other matrices, ranges and sitings do not cause a recompilation."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    options = {"compile_threads": 1} if backend == "inductor" else None  # more are processes that would stay
+    options = {"compile_threads": 1} if backend == "inductor" else None  # more threads are processes that would remain
     torch.compiler.reset()
     compiled = torch.compile(yuv420p_to_rgb, backend=backend, fullgraph=True, dynamic=False, options=options)
     try:
@@ -250,7 +250,7 @@ def test_compiled_once_for_a_shape_and_equal_to_the_last_bit(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_every_device_gives_the_same_pixels(is_compiled: bool) -> None:
-    """YUV-2: integers have nothing to round otherwise."""
+    """YUV-2: integer arithmetic cannot round differently."""
     planes, table = random_planes(3, 9, 240, 320), table_of(MIXED)
     convert = torch.compile(yuv420p_to_rgb, fullgraph=True, dynamic=False) if is_compiled else yuv420p_to_rgb
     found = convert(planes.cuda(), table.cuda(), 240, 320)
@@ -267,6 +267,6 @@ def test_every_device_gives_the_same_pixels(is_compiled: bool) -> None:
         ((["bt709"], ["full"], ["right"]), "siting='right'.*topleft"),
     ],
 )
-def test_names_that_are_none_are_refused(lists: tuple[list[str], list[str], list[str]], message: str) -> None:
+def test_unknown_names_are_refused(lists: tuple[list[str], list[str], list[str]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         color_table(*lists)

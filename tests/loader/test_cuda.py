@@ -1,4 +1,4 @@
-"""The same loader where there is CUDA: pinned batches, copies that are right however soon the batch dies."""
+"""Tests of the loader with CUDA: pinned batches, and copies that are correct even if their batch is freed early."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
 
-# One batch at a time in the smallest ring, over and over: a place that is used too early is overwritten soon.
+# One batch at a time in the smallest ring, repeatedly: a slot that is reused too early is soon overwritten.
 OPTIONS: dict[str, Any] = {"batch_size": 1, "num_workers": 2, "num_epochs": 6, "limits": {"prefetch_bytes": 0}}
 
 
 def keep_busy(busy: torch.Tensor) -> torch.Tensor:
-    """Some milliseconds of work on the current stream, so that what is queued after it starts late."""
+    """Queue some milliseconds of work on the current stream, so that later work starts late."""
     for _ in range(4):
         busy = busy @ busy / 64
     return busy
@@ -46,20 +46,20 @@ def test_batches_are_pinned(dataset: Path) -> None:
 
 
 def test_a_copy_in_flight_outlives_its_batch(dataset: Path) -> None:
-    """BATCH-1: a ring slot is not used again before the copies queued from it are over."""
+    """BATCH-1: a ring slot is not reused before the copies queued from it have finished."""
     expected = expected_videos(dataset)
     with streamvid.VideoLoader(dataset, **OPTIONS) as loader:
         busy = torch.randn(4096, 4096, device="cuda")
         copies = []
         for batch in loader:
-            busy = keep_busy(busy)  # keeps the stream behind, so that copies start late
+            busy = keep_busy(busy)  # delays the stream, so that copies start late
             copies.append(batch.to("cuda").video)
     for copy, right in zip(copies, expected, strict=True):
         assert torch.equal(copy.cpu(), right)
 
 
-def test_a_copy_on_a_stream_of_the_callers_own_outlives_its_batch(dataset: Path) -> None:
-    """BATCH-1: `to` is waited for on the stream that it used, also where the batch dies outside of it."""
+def test_a_copy_on_the_callers_own_stream_outlives_its_batch(dataset: Path) -> None:
+    """BATCH-1: the loader waits for `to` on the stream that it used, even if the batch is freed outside that stream."""
     expected = expected_videos(dataset)
     side = torch.cuda.Stream()
     with streamvid.VideoLoader(dataset, **OPTIONS) as loader:
@@ -77,7 +77,7 @@ def test_a_copy_on_a_stream_of_the_callers_own_outlives_its_batch(dataset: Path)
 
 
 def test_a_copy_outlives_a_batch_that_dies_in_another_thread(dataset: Path) -> None:
-    """BATCH-1: copies of the caller's own, on the stream that was current where the batch was handed over."""
+    """BATCH-1: the caller's own copies run on the stream that was current when the batch was handed over."""
     expected = expected_videos(dataset)
     with streamvid.VideoLoader(dataset, **OPTIONS) as loader, torch.cuda.stream(torch.cuda.Stream()):
         busy = torch.randn(4096, 4096, device="cuda")
@@ -96,7 +96,7 @@ def test_a_copy_outlives_a_batch_that_dies_in_another_thread(dataset: Path) -> N
 
 
 def test_a_copy_in_flight_outlives_its_loader(dataset: Path) -> None:
-    """BATCH-1: pages are not let go while a copy reads them."""
+    """BATCH-1: memory pages are not freed while a copy reads them."""
     with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0) as loader:
         batch = next(iter(loader))
         right = batch.video.clone()
@@ -107,8 +107,8 @@ def test_a_copy_in_flight_outlives_its_loader(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda", 0)])
-def test_staged_batches_are_right_however_late_the_caller_computes(dataset: Path, device: Any) -> None:
-    """BATCH-1: the caller's stream waits for the copy, and memory goes back to torch only behind the caller's work."""
+def test_staged_batches_are_correct_however_late_the_caller_computes(dataset: Path, device: Any) -> None:
+    """BATCH-1: the caller's stream waits for the copy, and torch reuses the memory only after the caller's work."""
     with driver(dataset, None) as plain:
         expected = [batch.clone() for batch in plain.batches()]
     largest = max(batch.video.numel() for batch in expected)
@@ -117,7 +117,7 @@ def test_staged_batches_are_right_however_late_the_caller_computes(dataset: Path
         sums, kept = [], []
         for number, batch in enumerate(staged.batches()):
             busy = keep_busy(busy)
-            sums.append(batch.video.sum(dtype=torch.int64))  # reads late, when the batch is long gone from here
+            sums.append(batch.video.sum(dtype=torch.int64))  # reads late, after this loop has dropped the batch
             assert {value.device for value in batch.values() if torch.is_tensor(value)} == {torch.device("cuda", 0)}
             if number % 3 == 0:
                 kept.append((number, batch))
@@ -137,15 +137,15 @@ def assert_same(batch: Batch, right: Batch) -> None:
             assert batch[name] == value
 
 
-def test_a_staged_batch_waits_for_no_work_of_the_callers(dataset: Path) -> None:
-    """The place in the ring goes back when the copy is done, though the caller's stream is still busy before it."""
+def test_a_staged_batch_does_not_wait_for_the_callers_work(dataset: Path) -> None:
+    """The ring slot is released after the copy, even if the caller's stream is still busy with earlier work."""
     with driver(dataset, "cuda", frame_bytes=2 * 9 * 96 * 64 * 3 + 4096) as staged:
         batches = staged.batches()
         next(batches)
         busy = torch.cuda.Event()
-        torch.cuda._sleep(2 * 10**9)  # about a second of the device
+        torch.cuda._sleep(2 * 10**9)  # about one second of device time
         busy.record()
-        for _ in range(3):  # each needs the place of the one before
+        for _ in range(3):  # each batch needs the slot of the previous one
             next(batches)
         assert not busy.query()
         torch.cuda.synchronize()
@@ -175,7 +175,7 @@ def test_an_abandoned_loop_leaves_no_memory_on_the_device(dataset: Path) -> None
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("span", [(-1, 1), (0, 1), (-2.1, 2.6)])
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW", "BTHWC"])
-def test_normalized_and_digest_are_those_of_the_cpu(dtype: torch.dtype, span: tuple[float, float], layout: str) -> None:
+def test_normalized_and_digest_match_the_cpu(dtype: torch.dtype, span: tuple[float, float], layout: str) -> None:
     batch = made_batch(random_frames(2, 9, 64, 96, 3), layout)
     moved = batch.to("cuda")
     assert torch.equal(moved.normalized(dtype, range=span).cpu(), batch.normalized(dtype, range=span))
@@ -191,8 +191,8 @@ def test_normalized_takes_no_more_memory_than_its_result(dataset: Path) -> None:
     assert torch.cuda.max_memory_allocated() - before <= normalized.nbytes + 2**16
 
 
-def test_a_batch_brought_back_can_be_read_at_once() -> None:
-    """A copy to the CPU is over when `to` returns."""
+def test_a_batch_moved_back_to_the_cpu_can_be_read_immediately() -> None:
+    """A copy to the CPU has finished when `to` returns."""
     right = made_batch(random_frames(4, 17, 256, 256, 3))
     moved = right.to("cuda")
     busy = keep_busy(torch.randn(4096, 4096, device="cuda"))
@@ -230,7 +230,7 @@ def test_audio_is_pinned_and_a_copy_of_it_outlives_its_batch(with_audio: Path) -
         assert torch.equal(copy.cpu(), right)
 
 
-def test_audio_comes_to_the_device_with_its_video(with_audio: Path) -> None:
+def test_audio_is_moved_to_the_device_with_its_video(with_audio: Path) -> None:
     with streamvid.VideoLoader(with_audio, **AUDIO) as loader:
         expected = [batch.clone() for batch in loader]
     with streamvid.VideoLoader(with_audio, **AUDIO, device="cuda") as loader:

@@ -1,7 +1,7 @@
-"""Datasets damaged byte by byte: what a consumer receives is right, replaced and listed, or a named error.
+"""Tests of damaged datasets: each sample is correct or replaced and reported, or the loader raises a StreamvidError.
 
-Each seed damages a copy of one small dataset: its tars, its index, its manifest, what lies beside them. The judge knows
-the undamaged dataset and the bytes on disk, and nothing of the loader.
+Each seed damages a copy of one small dataset: its tars, its index, its manifest, or the files next to the tars. The
+checks use only the undamaged dataset and the bytes on disk, and nothing from the loader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.loader.test_bad import expected_substitute
 
 pytestmark = pytest.mark.timeout(120)
 
-# Ten samples in full batches: each is delivered once an epoch, and the default share of bad samples lets ten pass.
+# Ten samples in full batches: each is delivered once per epoch, and the default limit allows ten bad samples.
 LAYOUT = {SMALL: [4, 2], TALL: [2, 2]}
 CLIP_FRAMES = 24
 KINDS = ("flip", "flip", "flips", "cut", "zero", "noise", "swap", "exchange", "longer", "gone")
@@ -36,7 +36,7 @@ TARGETS = ("tar", "tar", "tar", "tar", "samples", "shards", "manifest", "manifes
 
 @dataclass(frozen=True)
 class Slot:
-    """One sample as it was delivered."""
+    """One delivered sample."""
 
     key: str
     text: str
@@ -46,7 +46,7 @@ class Slot:
 
 @dataclass
 class Run:
-    """What a consumer received and was told, up to the end or an error."""
+    """Samples and warnings that a consumer received, up to the end or an error."""
 
     slots: list[Slot] = field(default_factory=list)
     listed: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where the clip of a sample lies, and how it was."""
+    """Location and original bytes of a sample's clip."""
 
     shard: str
     bucket_id: str
@@ -67,10 +67,10 @@ class Stored:
 class Pristine:
     root: Path
     run: Run
-    samples: dict[str, Stored]  # in the order of the index
+    samples: dict[str, Stored]  # in index order
 
     def bad(self, root: Path) -> set[str]:
-        """Samples whose clip's bytes on disk differ from what they were."""
+        """Return the samples whose clip bytes on disk differ from the original ones."""
         tars = {s.shard: (root / s.shard).read_bytes() for s in self.samples.values() if (root / s.shard).exists()}
         return {
             key for key, s in self.samples.items() if tars.get(s.shard, b"")[s.start : s.start + len(s.clip)] != s.clip
@@ -78,7 +78,7 @@ class Pristine:
 
 
 def deliver(root: Path, num_workers: int = 0) -> Run:
-    """One epoch; whatever ends it is kept."""
+    """Run one epoch and record its outcome, including an error."""
     run = Run()
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: run.listed.append(record.getMessage())  # type: ignore[method-assign]
@@ -126,7 +126,7 @@ def known(root: Path) -> Pristine:
 
 @cache
 def frames_of(key: str) -> tuple[str, ...]:
-    """Digest of every frame of a sample's clip, in its bucket's size."""
+    """Return the digest of every frame of a sample's clip, at its bucket's size."""
     bucket_id, _, number = key.rpartition("-")
     (bucket,) = (bucket for bucket in LAYOUT if bucket.id == bucket_id)
     clip = clip_bytes(int(number) % 3, bucket.width * 2, bucket.height * 2, CLIP_FRAMES)
@@ -136,7 +136,7 @@ def frames_of(key: str) -> tuple[str, ...]:
 
 
 def damage(root: Path, choose: random.Random) -> set[str]:
-    """Damage one file or two; names of the groups that were hit."""
+    """Damage one or two files. Return the names of the affected groups."""
     files = {
         "tar": sorted(root.glob("shards/*/*.tar")),
         "samples": sorted(root.glob("index/samples-*")),
@@ -153,14 +153,14 @@ def damage(root: Path, choose: random.Random) -> set[str]:
             continue
         other = choose.choice([p for group in files.values() for p in group if p.exists()])
         data = spoil(path.read_bytes(), choose.choice(KINDS), other.read_bytes(), choose)
-        path.unlink()  # a link to the pristine file
+        path.unlink()  # this is a hard link to the pristine file
         if data is not None:
             path.write_bytes(data)
     return hit
 
 
 def spoil(data: bytes, kind: str, other: bytes, choose: random.Random) -> bytes | None:
-    """The file as it is afterwards; None: gone."""
+    """Return the damaged content of a file, or None if the file is deleted."""
     wrong = bytearray(data)
     if not wrong or kind == "gone":
         return None
@@ -188,7 +188,7 @@ def spoil(data: bytes, kind: str, other: bytes, choose: random.Random) -> bytes 
 
 
 def check(pristine: Pristine, root: Path, run: Run) -> None:
-    """No unnamed error, no wrong pixel or caption under a key, no other plan, no bad sample that is not listed."""
+    """Check that no error is unexpected, no sample or plan is wrong, and each bad sample is reported."""
     bad = pristine.bad(root)
     assert len(run.slots) <= len(pristine.run.slots)
     if run.error is not None:
@@ -218,8 +218,10 @@ def check(pristine: Pristine, root: Path, run: Run) -> None:
 
 
 def is_index_changed(pristine: Pristine, root: Path) -> bool:
-    """Whether anything that a plan, a caption or a clip depends on differs: all bytes of the index, and manifest.json
-    but for white space and the like."""
+    """Return whether anything that a plan, a caption or a clip depends on differs.
+
+    This covers all bytes of the index, and the content of manifest.json apart from its formatting.
+    """
     for before in pristine.root.glob("index/s*"):
         after = root / before.relative_to(pristine.root)
         if not after.exists() or after.read_bytes() != before.read_bytes():
@@ -242,7 +244,7 @@ def link_copy(source: Path, target: Path) -> Path:
 
 
 def campaign(pristine: Pristine, folder: Path, seeds: range) -> dict[str, int]:
-    """How often each thing came of it: a campaign that never meets a substitute judges nothing."""
+    """Return the number of runs per outcome. A campaign without a substitute would test nothing."""
     counts = {"errors": 0, "substituted": 0, "untouched": 0}
     for seed in seeds:
         root = link_copy(pristine.root, folder / str(seed))
@@ -261,7 +263,7 @@ def campaign(pristine: Pristine, folder: Path, seeds: range) -> dict[str, int]:
 
 @pytest.mark.parametrize("first", range(0, 60, 15))
 def test_damaged_datasets(pristine: Pristine, tmp_path: Path, first: int) -> None:
-    """BAD-1, FETCH-1, SAFE-1, PLAN-1."""
+    """BAD-1, FETCH-1, SAFE-1, PLAN-1: each damaged dataset passes `check`."""
     counts = campaign(pristine, tmp_path, range(first, first + 15))
     assert counts["errors"] and counts["substituted"], counts
 
@@ -270,13 +272,13 @@ def test_damaged_datasets(pristine: Pristine, tmp_path: Path, first: int) -> Non
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(1000, 2000, 100))
 def test_a_thousand_damaged_datasets(pristine: Pristine, tmp_path: Path, first: int) -> None:
-    """BAD-1, FETCH-1, SAFE-1, PLAN-1."""
+    """BAD-1, FETCH-1, SAFE-1, PLAN-1: each of 1000 damaged datasets passes `check`."""
     counts = campaign(pristine, tmp_path, range(first, first + 100))
     assert all(count > 4 for count in counts.values()), counts
 
 
-def test_bytes_of_a_tar_that_no_clip_is_made_of_change_nothing(pristine: Pristine, tmp_path: Path) -> None:
-    """BAD-1: headers, captions, padding and the offsets beside a tar are copies for foreign readers."""
+def test_bytes_of_a_tar_outside_of_clips_have_no_effect(pristine: Pristine, tmp_path: Path) -> None:
+    """BAD-1: headers, captions, padding and the .idx files are copies for other readers."""
     root = link_copy(pristine.root, tmp_path / "dataset")
     for path in sorted(root.glob("shards/*/*.tar")):
         name, data = path.relative_to(root).as_posix(), path.read_bytes()
@@ -293,7 +295,7 @@ def test_bytes_of_a_tar_that_no_clip_is_made_of_change_nothing(pristine: Pristin
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_first_and_the_last_byte_of_a_clip_count(pristine: Pristine, tmp_path: Path, num_workers: int) -> None:
-    """BAD-1."""
+    """BAD-1: damage to the first or the last byte of a clip is detected."""
     root = link_copy(pristine.root, tmp_path / "dataset")
     for key, place in (("96x64-5f-1", 0), ("64x96-9f-3", -1)):
         stored = pristine.samples[key]

@@ -1,4 +1,4 @@
-"""The device stage: batches on the device, one copied ahead, in memory of their own."""
+"""Tests of the device stage: batches are moved to the device, one batch ahead, and get their own memory."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from streamvid.loader.stats import StatsMeter
 
 
 class Driver:
-    """Pipeline, ring and stage put together as a loader does, with what the stage said of each batch handed over.
+    """Pipeline, ring and stage assembled as in a loader, with a record of the batches made and handed over.
 
-    Batches are two samples of a shard each, in order; their position is their number, from 1.
+    Each batch holds two samples of one shard, in order. Its position is its number, starting at 1.
     """
 
     def __init__(self, dataset: Path, device: Any, frame_bytes: int, layout: Layout) -> None:
@@ -94,9 +94,10 @@ def driver(dataset: Path, device: Any, frame_bytes: int = 2**20, layout: Layout 
 
 
 def wait_for_two(driving: Driver) -> None:
-    """Until two batches lie ready, one for the caller who comes now and one to copy ahead, and no more are coming.
+    """Wait until two batches are ready, one for the next request and one to copy ahead, and no more are coming.
 
-    Decoders may finish later batches before earlier ones: only once all that fit lie ready, the next two do.
+    Decoders may finish later batches before earlier ones. The next two batches are certain to be ready only once all
+    batches that fit are ready.
     """
     depth = 0
     while depth < 2 or depth != driving.pipeline.queue_depth:
@@ -105,8 +106,8 @@ def wait_for_two(driving: Driver) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
-def test_batches_are_those_of_no_device_in_memory_of_their_own(dataset: Path, device: Any) -> None:
-    """BATCH-1: kept, they hold no place in a ring that has room for three."""
+def test_staged_batches_equal_plain_ones_and_have_their_own_memory(dataset: Path, device: Any) -> None:
+    """BATCH-1: batches that the caller keeps occupy no slot in a ring with room for three."""
     with driver(dataset, None) as plain:
         expected = [batch.clone() for batch in plain.batches()]
     frame_bytes = 3 * (max(batch.video.numel() for batch in expected) + 4096)
@@ -132,7 +133,7 @@ def test_every_tensor_goes_to_the_device(dataset: Path) -> None:
 
 
 def test_one_batch_is_copied_ahead_and_not_counted(dataset: Path) -> None:
-    """PLAN-5: what is copied ahead has not been handed over."""
+    """PLAN-5: a batch that is copied ahead has not been handed over."""
     with driver(dataset, "cpu", frame_bytes=2**21) as staged:
         batches = staged.batches()
         next(batches)
@@ -151,7 +152,10 @@ def test_without_a_device_none_is_made_ahead(dataset: Path) -> None:
 
 
 def test_a_batch_copied_ahead_does_not_outlive_its_run(dataset: Path) -> None:
-    """A loop that goes on after its loader was set to another place is told so, and gets no batch of the old place."""
+    """A loop that continues after its loader was moved to another position raises.
+
+    It gets no batch of the old position.
+    """
     with driver(dataset, "cpu", frame_bytes=2**21) as staged:
         batches = staged.batches()
         next(batches)
@@ -164,8 +168,8 @@ def test_a_batch_copied_ahead_does_not_outlive_its_run(dataset: Path) -> None:
         assert staged.handed_over == [1, 2]
 
 
-def test_the_stage_holds_no_batch_that_the_caller_let_go(dataset: Path) -> None:
-    """BATCH-1: in a ring with room for one batch, a caller who keeps none comes through, one who keeps one does not."""
+def test_the_stage_holds_no_batch_that_the_caller_released(dataset: Path) -> None:
+    """BATCH-1: room for one batch is enough if the caller keeps no batch, or if batches are copied to a device."""
     largest = 2 * 9 * 96 * 64 * 3
     with driver(dataset, None, frame_bytes=largest + 4096) as plain:
         for batch in plain.batches():
@@ -176,7 +180,7 @@ def test_the_stage_holds_no_batch_that_the_caller_let_go(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW", "BTHWC"])
-def test_layouts_are_kept_on_the_way(dataset: Path, layout: Layout) -> None:
+def test_layouts_are_preserved(dataset: Path, layout: Layout) -> None:
     with driver(dataset, "cpu", layout=layout) as staged:
         for batch in staged.batches():
             frames, height, width = batch.bucket.shape
@@ -185,7 +189,7 @@ def test_layouts_are_kept_on_the_way(dataset: Path, layout: Layout) -> None:
             assert batch.video.stride(layout.index("C")) == 1
 
 
-def test_the_stage_tells_what_a_step_cost(dataset: Path) -> None:
+def test_the_stage_reports_the_cost_of_steps(dataset: Path) -> None:
     with driver(dataset, "cpu") as staged:
         num_samples = sum(len(batch.sample_keys) for batch in staged.batches())
         stats = staged.meter.stats()
@@ -205,7 +209,7 @@ def test_the_stage_tells_what_a_step_cost(dataset: Path) -> None:
         ("mps", "mps"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(device: Any, why: str) -> None:
+def test_an_unavailable_device_is_refused(device: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"device=.*{why}.*Available: cpu.*omit device"):
         check_device(device)
 
@@ -227,4 +231,4 @@ def test_a_profiler_sees_what_the_loader_does(dataset: Path) -> None:
         num_steps = len(list(staged.batches()))
     calls = {event.key: event.count for event in profile.key_averages()}
     assert calls["streamvid.make_batch"] == calls["streamvid.copy"] == num_steps
-    assert calls["streamvid.wait"] == num_steps + 1  # the last one finds the end
+    assert calls["streamvid.wait"] == num_steps + 1  # the last wait finds the end

@@ -1,4 +1,4 @@
-"""`--assign all`: clips stored in every bucket that may take them, drawn anew in each epoch, judged from batches."""
+"""Tests of `--assign all`: clips are stored in all suitable buckets, and each epoch draws at most one per clip."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def epochs(dataset: str, count: int, num_ranks: int = 1, batch_size: int = 1, **options: object) -> list[list[str]]:
-    """ "text@bucket" of all that `num_ranks` ranks receive, an epoch each."""
+    """Return the sorted "text@bucket" entries of all `num_ranks` ranks, one list per epoch."""
     found: list[list[str]] = [[] for _ in range(count)]
     for rank in range(num_ranks):
         world = World(rank, num_ranks)
@@ -54,8 +54,8 @@ def epochs(dataset: str, count: int, num_ranks: int = 1, batch_size: int = 1, **
     return [sorted(one) for one in found]
 
 
-def test_an_epoch_has_a_clip_in_one_bucket_at_most_and_others_in_the_next(dataset: str) -> None:
-    """PLAN-4 over three ranks: what an epoch draws is the same however many ranks there are, and no clip comes twice."""
+def test_each_epoch_draws_at_most_one_bucket_per_clip(dataset: str) -> None:
+    """PLAN-4: three ranks draw the same as one rank, and no clip is delivered twice in an epoch."""
     alone, three = epochs(dataset, 6), epochs(dataset, 6, num_ranks=3, batch_size=2)
     assert alone == three
     assert len({tuple(epoch) for epoch in alone}) > 1
@@ -66,11 +66,11 @@ def test_an_epoch_has_a_clip_in_one_bucket_at_most_and_others_in_the_next(datase
         buckets.update(name.split("@")[1].rsplit("-", 1)[0] for name in epoch)
     assert set(buckets) == {"96px-9f", "64px-9f", "64px-17f"}
     lengths = [len(epoch) for epoch in alone]
-    assert max(lengths) - min(lengths) <= 6  # two sets, of three and two buckets: each rounds by one
+    assert max(lengths) - min(lengths) <= 6  # two sets, of three and two buckets; each rounds by one
 
 
-def test_probabilities_are_those_of_the_config(dataset: str) -> None:
-    """Shares of 120 epochs: draws without replacement keep within the roundings of the two sets."""
+def test_probabilities_match_the_config(dataset: str) -> None:
+    """Over 120 epochs, draws without replacement keep the shares within the rounding of the two sets."""
     num_epochs = 120
     counts = Counter(
         (int(name.split("@")[0].removeprefix("clip ")) % 3 == 0, name.split("@")[1].rsplit("-", 1)[0])
@@ -78,7 +78,7 @@ def test_probabilities_are_those_of_the_config(dataset: str) -> None:
         for name in epoch
     )
     num_long = sum(number % 3 == 0 for number in range(NUM_CLIPS))
-    # A clip that 96px refuses goes on to 64px, and there to its longest count alone (Open-Sora 2).
+    # A clip that 96px rejects is tried at 64px, but only with its longest frame count (Open-Sora 2).
     expected = {
         (True, "96px-9f"): 0.5 * num_long,
         (True, "64px-17f"): 0.5 * 0.75 * num_long,
@@ -90,8 +90,8 @@ def test_probabilities_are_those_of_the_config(dataset: str) -> None:
         assert abs(counts[name] - share * num_epochs) <= 4
 
 
-def test_a_run_goes_on_where_it_was(dataset: str) -> None:
-    """PLAN-5 across the draws of two epochs."""
+def test_a_run_resumes_at_its_position(dataset: str) -> None:
+    """PLAN-5: the remaining batches are the same, across the draws of several epochs."""
     options = {"batch_size": 1, "world": World(0, 1), "num_workers": 0, "output": {"decode": False}, "num_epochs": 3}
     with VideoLoader(dataset, **options) as loader:
         whole = [(batch.bucket.id, *batch.sample_keys) for batch in loader]
@@ -105,7 +105,7 @@ def test_a_run_goes_on_where_it_was(dataset: str) -> None:
             assert first + [(batch.bucket.id, *batch.sample_keys) for batch in loader] == whole
 
 
-def test_filters_hold_and_those_that_tell_copies_apart_are_refused(dataset: str) -> None:
+def test_filters_apply_unless_they_distinguish_copies(dataset: str) -> None:
     kept = epochs(dataset, 4, where="contains(source, 'clip00') or contains(source, 'clip04')")
     assert {name.split("@")[0] for epoch in kept for name in epoch} <= {"clip 0", "clip 4"}
     with pytest.raises(ConfigError, match="clip_bytes differs between the buckets"):
@@ -119,14 +119,14 @@ def test_each_clip_is_stored_in_two_buckets(dataset: str) -> None:
     assert verify_dataset(dataset, deep=True).is_right
 
 
-def test_decoded_batches_have_the_bucket_s_shape(dataset: str) -> None:
+def test_decoded_batches_have_the_shape_of_the_bucket(dataset: str) -> None:
     with open_loader(dataset, world=World(0, 1)) as loader:
         for batch in loader:
             assert batch.video.shape == (1, 3, *batch.bucket.shape)
 
 
-def test_the_order_of_the_input_changes_nothing(dataset: str, tmp_path: Path) -> None:
-    """The shards of all buckets hold the same clips in the same places."""
+def test_buckets_do_not_change_the_stored_order(dataset: str, tmp_path: Path) -> None:
+    """The shards of all buckets hold the same clips at the same positions."""
     opened = open_dataset(dataset)
     table = opened.samples_table().to_pylist()
     for one in opened.manifest.draws:
@@ -138,8 +138,8 @@ def test_the_order_of_the_input_changes_nothing(dataset: str, tmp_path: Path) ->
         assert all(order == orders[0] for order in orders)
 
 
-def test_copies_of_a_clip_are_annotated_alike(dataset: str, tmp_path: Path) -> None:
-    """PLAN-4: values of one copy alone would let a filter tell it from the others, and a clip come twice."""
+def test_copies_of_a_clip_must_be_annotated_together(dataset: str, tmp_path: Path) -> None:
+    """PLAN-4: if only one copy had a value, a filter could separate the copies, and a clip could be delivered twice."""
     copied = tmp_path / "ds"
     copy_dataset(dataset, copied)
     rows = open_dataset(copied).samples_table().to_pylist()

@@ -1,4 +1,4 @@
-"""decode=False: clips as they are stored, which decode to what the loader's own decoders would have made of them."""
+"""Tests of decode=False: stored clips are delivered, and decode to the same frames as with the loader's decoders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BUCKETS = parse_buckets("96x64@5,64x96@5,64x64@1")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Long and short clips, with and without a packet index, and a still."""
+    """Folder with long and short clips, with and without packet indices, and a still image."""
     folder = tmp_path_factory.mktemp("source")
     wide, tall = frames_of("bikes", 192, 128, 40), frames_of("carphone_pristine", 64, 96, 12)
     still = frames_of("bigbuckbunny", 64, 64, 1)
@@ -73,13 +73,13 @@ def built(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest
 
 @pytest.fixture(params=["with packets", "without packets"])
 def any_root(request: pytest.FixtureRequest, built: Path, dataset: Path) -> Path:
-    """A dataset of each kind: a copy, a native one, and one of before packets were indexed."""
+    """Dataset of each kind: copied, native, and from before packets were indexed."""
     return built if request.param == "with packets" else dataset
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a batch says, but for its pictures."""
+    """All values of a batch except for its frames, and the loader's state."""
 
     keys: list[str]
     text: list[str]
@@ -91,13 +91,13 @@ class Given:
 
 
 def given(batch: streamvid.Batch, loader: streamvid.VideoLoader) -> Given:
-    fps = [str(value) for value in batch.fps.tolist()]  # NaN is not equal to itself
+    fps = [str(value) for value in batch.fps.tolist()]  # as strings, because NaN is not equal to itself
     repeats, state = batch.is_repeat.tolist(), json.dumps(loader.state_dict())
     return Given(batch.sample_keys, batch.text, batch.bucket.id, fps, repeats, batch.loss_weight, state)
 
 
 def pictures(clip: StoredClip, bucket: Bucket, pixels: Pixels = "rgb24", accuracy: Accuracy = "exact") -> Any:
-    """A clip's frames (T, bytes), decoded as its docstring says that it can be."""
+    """Return a clip's frames (T, bytes), decoded as the docstring of StoredClip describes."""
     picture = PictureFormat(bucket.height, bucket.width, pixels, accuracy)
     out, data = np.zeros((clip.num_frames, picture.num_bytes), np.uint8), memoryview(clip.data.numpy())
     if clip.packets is None:
@@ -112,7 +112,7 @@ def pictures(clip: StoredClip, bucket: Bucket, pixels: Pixels = "rgb24", accurac
 
 
 def decoded(batch: streamvid.Batch) -> bytes:
-    """What the batch's `video` would be, channels last."""
+    """Return the bytes that the batch's `video` would have, with channels last."""
     return b"".join(pictures(clip, batch.bucket).tobytes() for clip in batch.clips)
 
 
@@ -121,7 +121,7 @@ def loader_of(root: Path, state: Any = None, **options: Any) -> streamvid.VideoL
 
 
 def undecoded(root: Path, skip: int = 0, **options: Any) -> list[tuple[Given, bytes]]:
-    """Batches of decode=False with their clips decoded; from a state of another loader on after `skip` batches."""
+    """Return the decoded batches of decode=False, resumed from another loader's state after `skip` batches."""
     state = state_after(skip, root, batch_size=2, num_epochs=2) if skip else None
     with loader_of(root, state, output={"decode": False}, **options) as loader:
         return [(given(batch, loader), decoded(batch)) for batch in loader]
@@ -132,8 +132,8 @@ def with_decode(root: Path, **options: Any) -> list[tuple[Given, bytes]]:
         return [(given(batch, loader), batch.video.numpy().tobytes()) for batch in loader]
 
 
-def test_clips_decode_to_what_the_loader_would_have_decoded(any_root: Path) -> None:
-    """PLAN-5, SAMPLE-1, SAMPLE-2: pixels, keys, texts and states, with any number of workers and from a state on."""
+def test_stored_clips_decode_to_the_same_frames(any_root: Path) -> None:
+    """PLAN-5, SAMPLE-1, SAMPLE-2: pixels, keys, texts and states agree for any number of workers and after a resume."""
     expected = with_decode(any_root)
     assert len(expected) >= 6
     for num_workers in (0, 1, 2):
@@ -141,8 +141,8 @@ def test_clips_decode_to_what_the_loader_would_have_decoded(any_root: Path) -> N
     assert undecoded(any_root, 3, num_workers=1) == expected[3:]
 
 
-def test_packets_are_there_where_the_dataset_has_them(built: Path) -> None:
-    """FETCH: of long clips only the range that the wanted frames need; others are whole files of their container."""
+def test_packets_are_delivered_if_the_dataset_has_them(built: Path) -> None:
+    """FETCH: an indexed clip is delivered as the byte range that its frames need, and other clips as whole files."""
     rows = {row["key"]: (row, index) for row, index, _ in rows_of(open_dataset(built))}
     indexed = 0
     with loader_of(built, output={"decode": False}, num_epochs=1) as loader:
@@ -171,8 +171,8 @@ def test_columns_come_with_clips(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_batch_of_many_messages(dataset: Path, num_workers: int) -> None:
-    """SAMPLE-2: more clips than one message names, in their order."""
+def test_a_batch_that_needs_several_messages(dataset: Path, num_workers: int) -> None:
+    """SAMPLE-2: clips keep their order if a batch has more of them than one message can name."""
     options: dict[str, Any] = {"batch_size": 40, "tail": "pad", "num_workers": num_workers, "num_epochs": 4}
     found = undecoded(dataset, **options)
     assert {len(batch.keys) for batch, _ in found} == {40}
@@ -180,20 +180,20 @@ def test_a_batch_of_many_messages(dataset: Path, num_workers: int) -> None:
 
 
 def read_by_workers(root: Path, **options: Any) -> list[tuple[Given, bytes]]:
-    """Batches of decode=False, all read by workers."""
+    """Return the decoded batches of decode=False, all read by workers."""
     with loader_of(root, output={"decode": False}, num_workers=1, limits={"prefetch_bytes": 0}, **options) as loader:
         return [(given(batch, loader), decoded(batch)) for batch in until_workers_read(loader)]
 
 
-def test_a_dataset_whose_address_is_very_long(dataset: Path, tmp_path: Path) -> None:
-    """A message names each clip's dataset: however long that is, messages are of a size that is read whole."""
+def test_a_dataset_with_a_very_long_path(dataset: Path, tmp_path: Path) -> None:
+    """A message names each clip's dataset. However long the path is, messages are small enough to be read whole."""
     root = Path(shutil.copytree(dataset, tmp_path.joinpath(*["\u6570" * 80] * 10, "dataset")))
     options: dict[str, Any] = {"batch_size": 16, "tail": "pad", "num_epochs": 2}
     assert read_by_workers(root, **options) == with_decode(root, **options)
 
 
 def test_clips_with_long_headers(tmp_path: Path) -> None:
-    """x265 writes its settings into each clip's header: those of one message's clips are more than one answer holds."""
+    """x265 writes its settings into each clip's header, so the headers of one message exceed the size of one answer."""
     (tmp_path / "source").mkdir()
     frames = frames_of("bikes", 96, 64, 20)
     for number in range(16):
@@ -211,7 +211,7 @@ def test_clips_with_long_headers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_bad_clips_are_replaced_counted_and_quarantined(tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: by the substitutes that decode=True gives; damage that a checksum sees, and a tar that is cut."""
+    """BAD-1: decode=False and decode=True choose the same substitutes, for checksum mismatches and a truncated tar."""
     bad = {"96x64-5f-2": "flip", "64x96-9f-9": "zero", "96x64-5f-11": "cut"}
     root = damaged(tmp_path / "dataset", LAYOUT, bad)
     options: dict[str, Any] = {"num_workers": num_workers, "limits": {"max_bad_fraction": 1.0}}
@@ -228,8 +228,10 @@ def test_bad_clips_are_replaced_counted_and_quarantined(tmp_path: Path, num_work
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_damage_in_a_range_is_seen_and_other_damage_is_not_read(built: Path, tmp_path: Path, num_workers: int) -> None:
-    """BAD-1, SAMPLE-2: pieces are checked by the packet index, and the clip's own checksum then decides."""
+def test_damage_in_a_range_is_detected_and_other_damage_is_not_read(
+    built: Path, tmp_path: Path, num_workers: int
+) -> None:
+    """BAD-1, SAMPLE-2: the packet index verifies the pieces, and after a mismatch the clip's own checksum decides."""
     root = Path(shutil.copytree(built, tmp_path / "dataset"))
     row, index, path = next(found for found in rows_of(open_dataset(root)) if found[1] and found[1].num_frames >= 37)
     assert index is not None
@@ -250,7 +252,7 @@ def test_damage_in_a_range_is_seen_and_other_damage_is_not_read(built: Path, tmp
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_substitute_that_is_larger_than_its_slot(tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: room in the ring is that of the plan's samples; what takes their place is as large as it is."""
+    """BAD-1: the ring has room for the planned samples, but a substitute may be larger than the replaced sample."""
     layout = {SMALL: [4]}
     damage = {"96x64-5f-0": encode(frames_of("bikes", 96, 64, 24)[:24], options={"crf": "51", "g": "24"})}
     root = build_dataset(tmp_path / "dataset", layout, damage=damage)
@@ -266,8 +268,8 @@ def test_a_substitute_that_is_larger_than_its_slot(tmp_path: Path, num_workers: 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_shard_that_is_gone_is_an_error(dataset: Path, tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: and no substitute, since nothing is proved."""
+def test_a_missing_shard_is_an_error(dataset: Path, tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: there is no substitute, because a missing file does not show that its samples are bad."""
     root = Path(shutil.copytree(dataset, tmp_path / "dataset"))
     (root / open_dataset(root).shards[0].path).unlink()
     with loader_of(root, output={"decode": False}, num_workers=num_workers) as loader:
@@ -280,8 +282,11 @@ def test_a_shard_that_is_gone_is_an_error(dataset: Path, tmp_path: Path, num_wor
 # BATCH-1.
 
 
-def test_kept_batches_stay_what_they_were(built: Path) -> None:
-    """BATCH-1: several are held while others come; a clone is in memory of its own, and the ring's is free."""
+def test_kept_batches_do_not_change(built: Path) -> None:
+    """BATCH-1: held batches keep their content while others are delivered.
+
+    Clones have their own memory and occupy no ring slot.
+    """
     with loader_of(built, output={"decode": False}, num_epochs=4, num_workers=1) as loader:
         held, before = [], []
         for batch in loader:
@@ -297,8 +302,8 @@ def test_kept_batches_stay_what_they_were(built: Path) -> None:
     assert all(ends)
 
 
-def test_the_ring_has_room_again_when_the_last_clip_dies(dataset: Path) -> None:
-    """BATCH-1: a tensor of one clip holds the whole batch's place, and no more than that."""
+def test_the_ring_slot_is_freed_with_the_last_clip(dataset: Path) -> None:
+    """BATCH-1: a tensor of one clip occupies the slot of the whole batch, and nothing more."""
     with loader_of(dataset, output={"decode": False}, limits={"prefetch_bytes": 0}, num_epochs=6) as loader:
         iterator = iter(loader)
         kept = next(iterator).clips[1].data
@@ -311,7 +316,7 @@ def test_the_ring_has_room_again_when_the_last_clip_dies(dataset: Path) -> None:
 
 
 def test_a_pickled_batch_is_no_larger_than_its_clips(built: Path) -> None:
-    """What goes to another process is the batch, not once for each of its clips the ring's place that they share."""
+    """Only the batch is sent to another process, and not the shared ring slot once per clip."""
     with loader_of(built, output={"decode": False}, num_epochs=1, batch_size=8, tail="pad") as loader:
         for batch in loader:
             data = pickle.dumps(batch)
@@ -324,7 +329,7 @@ def test_a_pickled_batch_is_no_larger_than_its_clips(built: Path) -> None:
             assert [clip.stream for clip in again.clips] == [clip.stream for clip in batch.clips]
 
 
-def test_a_batch_of_clips_says_what_it_is(dataset: Path) -> None:
+def test_a_batch_of_clips_describes_itself(dataset: Path) -> None:
     with loader_of(dataset, output={"decode": False}) as loader:
         batch = next(iter(loader))
         assert batch.bucket.id in repr(batch) and "2 samples" in repr(batch)
@@ -349,8 +354,8 @@ def test_a_batch_of_clips_says_what_it_is(dataset: Path) -> None:
         ("groups.shared_group", {"groups": {"shared_group": object()}}),
     ],
 )
-def test_what_is_about_pictures_is_refused(dataset: Path, name: str, options: dict[str, Any]) -> None:
-    """API: with its name and what to do."""
+def test_video_options_are_refused(dataset: Path, name: str, options: dict[str, Any]) -> None:
+    """API: the error names the option and the remedy."""
     asked = merged({"output": {"decode": False}, "world": streamvid.World(0, 1)}, options)
     with pytest.raises(
         ConfigError, match=rf"output.decode=False cannot be combined with {name}, .*leave out output.decode"
@@ -359,16 +364,16 @@ def test_what_is_about_pictures_is_refused(dataset: Path, name: str, options: di
 
 
 @pytest.mark.parametrize("value", [None, 0, "no"])
-def test_decode_is_true_or_false(dataset: Path, value: Any) -> None:
+def test_decode_must_be_true_or_false(dataset: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match="output.decode=.*must be True or False"):
         loader_of(dataset, output={"decode": value})
 
 
-# Ranks, workers and the end.
+# Ranks, workers and shutdown.
 
 
-def test_two_ranks_take_what_two_ranks_of_pictures_take(dataset: Path) -> None:
-    """PLAN-2."""
+def test_two_ranks_share_samples_as_with_decoding(dataset: Path) -> None:
+    """PLAN-2: decode=False and decode=True distribute the samples over two ranks in the same way."""
     worlds = [{"world": streamvid.World(rank, 2), "num_epochs": 1} for rank in range(2)]
     found = [undecoded(dataset, **world) for world in worlds]
     assert found == [with_decode(dataset, **world) for world in worlds]
@@ -377,24 +382,24 @@ def test_two_ranks_take_what_two_ranks_of_pictures_take(dataset: Path) -> None:
 
 
 def stop_children(others: set[psutil.Process], is_over: threading.Event) -> None:
-    """Stop the processes that this one starts, as soon as they are there, until nothing more is to come."""
+    """Suspend each worker as soon as it has started, until `is_over` is set."""
     is_last = False
     while not is_last:
         is_last = is_over.is_set()
         for child in psutil.Process().children():
-            # Not before it is another program: who starts it waits for that.
+            # Not before the process runs the worker program, because its parent waits for that.
             if child not in others and "loader.worker" in " ".join(command_of(child)):
                 child.suspend()
 
 
 def command_of(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):  # it has ended, or is not there yet
+    with contextlib.suppress(psutil.Error):  # it has ended or does not exist yet
         return process.cmdline()
     return []
 
 
-def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
-    """The caller's own threads read while workers, here stopped before they are up, start."""
+def test_the_first_batches_do_not_wait_for_workers(dataset: Path) -> None:
+    """The caller's own threads read while the workers start; here, the workers are suspended before they are up."""
     for _ in range(20):
         options: dict[str, Any] = {"output": {"decode": False}, "limits": {"prefetch_bytes": 0}}
         with loader_of(dataset, num_workers=2, num_epochs=1, **options) as loader:
@@ -402,14 +407,14 @@ def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
             stopper = threading.Thread(target=stop_children, args=(others, is_open))
             stopper.start()
             try:
-                iter(loader)  # opens what a loop needs
+                iter(loader)  # opens everything that a loop needs
             finally:
                 is_open.set()
                 stopper.join()
             pids = loader.worker_pids
             try:
                 time.sleep(0.3)
-                if not any(map(is_up, pids)):  # else this process was too late to stop them
+                if not any(map(is_up, pids)):  # otherwise, they were suspended too late
                     num_batches = len(loader)
                     assert sum(1 for _ in loader) == num_batches > 5
                     return
@@ -420,12 +425,12 @@ def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
 
 
 def is_up(pid: int) -> bool:
-    """A worker maps the ring just before it says that it is up."""
+    """Return whether a worker is up. It maps the ring just before it reports this."""
     return "streamvid-ring" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def until_workers_read(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:
-    """A loop begun anew once the workers are up and wait for tasks, and the loader has had time to hear of it."""
+    """Start a new loop once the workers are up and idle, and the loader has had time to notice."""
     iter(loader)
     until = time.monotonic() + 30
     while not all(is_up(pid) and psutil.Process(pid).status() == "sleeping" for pid in loader.worker_pids):
@@ -436,12 +441,12 @@ def until_workers_read(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batc
 
 
 def test_a_stored_read_that_hangs_is_an_error(tmp_path: Path) -> None:
-    """STOP-1: the disk of a shard is gone; the error names the sample, and closing waits for nothing."""
+    """STOP-1: the disk of a shard has disappeared. The error names the sample, and closing does not wait."""
     before = streamvid_threads()
     root = build_dataset(tmp_path, {SMALL: [2, 2]})
     shard = root / "shards/96x64-5f/96x64-5f-000001.tar"
     shard.unlink()
-    os.mkfifo(shard)  # a read waits for what is never written
+    os.mkfifo(shard)  # a read waits for data that is never written
     options: dict[str, Any] = {"num_workers": 0, "batch_size": 1, "limits": {"sample_timeout_seconds": 2.0}}
     with (
         loader_of(root, output={"decode": False}, **options) as loader,
@@ -449,12 +454,12 @@ def test_a_stored_read_that_hangs_is_an_error(tmp_path: Path) -> None:
     ):
         for _ in loader:
             pass
-    with shard.open("wb"):  # what it waited for: the end of the thread that hung
+    with shard.open("wb"):  # unblocks the read, so that its thread ends
         wait_for_threads(before)
 
 
 def test_killed_workers_are_an_error(dataset: Path) -> None:
-    """STOP-1: those that read; test_stop.py kills them while they start."""
+    """STOP-1: the workers are killed while they read; test_stop.py kills them while they start."""
     with loader_of(dataset, output={"decode": False}, num_workers=2, num_epochs=None) as loader:
         iterator = until_workers_read(loader)
         next(iterator)

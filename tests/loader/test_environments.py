@@ -1,4 +1,4 @@
-"""STOP-1 and the loader's memory where it is hard: notebooks, small /dev/shm, nowhere to write, memory that is out."""
+"""Tests of STOP-1 and memory in notebooks, with a small /dev/shm, without writable files, and with little memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamvid.errors import StreamvidError
 from tests.loader.conftest import build_dataset, open_loader
 from tests.processes import run_python, wait_for_end
 
-LARGE = Bucket(num_frames=17, height=480, width=848)  # 20 MB a sample
+LARGE = Bucket(num_frames=17, height=480, width=848)  # 20 MB per sample
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,10 @@ def large_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_decode_workers_receive_no_credentials(
     large_dataset: Path, monkeypatch: pytest.MonkeyPatch, decode: bool
 ) -> None:
-    """SAFE-1: a hostile clip that takes over a decoder finds no keys. Stores that need them are read by the loader."""
+    """SAFE-1: a hostile clip that takes over a decoder finds no credentials.
+
+    The loader itself reads stores that need them.
+    """
     secrets = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY")
     for name in secrets:
         monkeypatch.setenv(name, "canary")
@@ -66,7 +69,7 @@ for batch in loader:
 
 
 class Notebook:
-    """A real IPython kernel, as a notebook has one."""
+    """Real IPython kernel, as used by a notebook."""
 
     def __init__(self, folder: Path) -> None:
         from jupyter_client.manager import KernelManager
@@ -84,12 +87,12 @@ class Notebook:
         return int(self.manager.provisioner.pid)  # type: ignore[union-attr, attr-defined]
 
     def run(self, code: str) -> dict[str, Any]:
-        """A cell, to its end: the kernel's reply."""
+        """Run a cell to its end and return the kernel's reply."""
         return dict(self.client.execute_interactive(code, timeout=60, output_hook=lambda message: None)["content"])
 
     def begin(self, code: str) -> str:
-        """A cell, until it prints a line; its end is for `finish`."""
-        # After an error, a kernel aborts requests that come too soon, unless the cell said otherwise.
+        """Start a cell and return the first line that it prints; `finish` waits for its end."""
+        # After an error, a kernel aborts requests that arrive too soon, unless the cell disables this.
         self.cell = self.client.execute(code, stop_on_error=False)
         while True:
             message = self.client.get_iopub_msg(timeout=60)
@@ -117,17 +120,20 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
 
 
 def test_a_notebook_cell_is_interrupted_and_run_again(dataset: Path, notebook: Notebook) -> None:
-    """STOP-1: the interrupt button ends the loop at once, the same cell then gives the whole epoch, nothing piles up."""
+    """STOP-1: the interrupt ends the loop at once.
+
+    The same cell then delivers the whole epoch, and nothing accumulates.
+    """
     assert notebook.run(f"ROOT = {str(dataset)!r}\n{SETUP}")["status"] == "ok"
     old: list[int] = []
     for _ in range(3):
         said = notebook.begin(LOOP.replace("SECONDS", "0.5"))
         workers = [int(pid) for pid in said.split()[1:]]
-        assert wait_for_end(old) == []  # the cell gave its name to another loader
+        assert wait_for_end(old) == []  # the cell has replaced its loader
         notebook.manager.interrupt_kernel()
         assert notebook.finish()["ename"] == "KeyboardInterrupt"
         old = workers
-    # The interrupted loader is usable, and a loop over it is the epoch from its start.
+    # The interrupted loader is usable, and a new loop delivers the epoch from its start.
     reply = notebook.run("assert [batch.sample_keys[0] for batch in loader] == expected")
     assert reply["status"] == "ok", reply
     reply = notebook.run(LOOP.replace("SECONDS", "0") + "\nassert keys == expected\nloader.close()\nbatch = None")
@@ -137,8 +143,8 @@ def test_a_notebook_cell_is_interrupted_and_run_again(dataset: Path, notebook: N
 
 
 @pytest.mark.parametrize("how", [pytest.param("restart", marks=pytest.mark.slow), "shutdown"])
-def test_a_kernel_that_ends_takes_the_workers_along(dataset: Path, notebook: Notebook, how: str) -> None:
-    """STOP-1: by the notebook's buttons, in the middle of a cell."""
+def test_workers_end_with_their_kernel(dataset: Path, notebook: Notebook, how: str) -> None:
+    """STOP-1: the kernel is restarted or shut down in the middle of a cell."""
     assert notebook.run(f"ROOT = {str(dataset)!r}\n{SETUP}")["status"] == "ok"
     workers = [int(pid) for pid in notebook.begin(LOOP.replace("SECONDS", "0.5")).split()[1:]]
     assert len(workers) == 2
@@ -151,7 +157,7 @@ def test_a_kernel_that_ends_takes_the_workers_along(dataset: Path, notebook: Not
 
 # ---------------------------------------------------------------------------------------------- memory
 
-# How much of a test's own Python may write: nothing, in the caller and, through sitecustomize, in its workers.
+# Audit hook that forbids all writes, in the caller and, through sitecustomize, in its workers.
 READ_ONLY = """
 import os, sys
 def refuse(event, arguments):
@@ -175,7 +181,10 @@ print(len(set(keys)), pixels, os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev
 
 
 def test_batches_larger_than_dev_shm(large_dataset: Path) -> None:
-    """Docker gives /dev/shm 64 MB: batches of 99 MB come all the same. Where mounts are refused, nothing lies there."""
+    """Docker limits /dev/shm to 64 MB, but batches of 99 MB are delivered.
+
+    Without permission to mount, the test does not set this limit.
+    """
     mount = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c"]
     mount += ['mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "-"]
     can_mount = subprocess.run([*mount, "true"], capture_output=True, check=False, timeout=20).returncode == 0
@@ -187,8 +196,8 @@ def test_batches_larger_than_dev_shm(large_dataset: Path) -> None:
     assert set(Path("/dev/shm").iterdir()) <= before
 
 
-def test_nowhere_to_write(dataset: Path, tmp_path: Path) -> None:
-    """A container with a read-only root: neither the caller nor a worker opens a file to write, makes or renames one."""
+def test_a_read_only_environment(dataset: Path, tmp_path: Path) -> None:
+    """In a container with a read-only root, no process opens a file for writing, or creates or renames one."""
     (tmp_path / "sitecustomize.py").write_text(READ_ONLY)
     environment = {k: v for k, v in os.environ.items() if k not in ("TMPDIR", "TEMP", "TMP", "XDG_CACHE_HOME")}
     environment |= {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -198,8 +207,11 @@ def test_nowhere_to_write(dataset: Path, tmp_path: Path) -> None:
     assert run_python(STREAM, dataset, 1, env=environment).stdout.startswith("23 ")
 
 
-def test_a_worker_without_memory_is_an_error_and_no_bad_sample(large_dataset: Path) -> None:
-    """STOP-1, BAD-1: under limits that a picture breaks, within seconds, and no good sample is replaced for it."""
+def test_a_worker_without_memory_is_an_error_and_not_a_bad_sample(large_dataset: Path) -> None:
+    """STOP-1, BAD-1: a frame exceeds the memory limit.
+
+    The error is raised within seconds, and no good sample is replaced.
+    """
     for spare in (0, 1, 2, 4, 8):
         with open_loader(large_dataset, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}) as loader:
             iterator = iter(loader)
@@ -210,7 +222,7 @@ def test_a_worker_without_memory_is_an_error_and_no_bad_sample(large_dataset: Pa
                 resource.prlimit(pid, resource.RLIMIT_AS, (size + spare * 2**20, -1))
             with pytest.raises(StreamvidError, match="out of memory"):
                 for _ in range(100):
-                    assert not next(iterator).is_repeat.any(), "a good sample was taken for a bad one"
+                    assert not next(iterator).is_repeat.any(), "a good sample was replaced"
         assert wait_for_end(pids) == []
 
 
@@ -218,7 +230,7 @@ def test_a_worker_without_memory_is_an_error_and_no_bad_sample(large_dataset: Pa
 
 
 def test_loops_over_several_loaders_interleave(dataset: Path) -> None:
-    """One is broken off and begun again, one moves on, one is made and closed in between: each has its own epoch."""
+    """One loop is abandoned and restarted, one continues, and one loader is created and closed in between."""
     with (
         open_loader(dataset, num_workers=1, seed=1) as one,
         open_loader(dataset, batch_size=2, seed=2) as other,
@@ -238,8 +250,8 @@ def test_loops_over_several_loaders_interleave(dataset: Path) -> None:
         assert seen == expected[0]
 
 
-def test_a_batch_that_is_kept_and_cloned_survives_everything(dataset: Path) -> None:
-    """BATCH-1: `list` of clones out of a ring with room for three batches, looked at when the loader is gone."""
+def test_cloned_batches_outlive_the_loader(dataset: Path) -> None:
+    """BATCH-1: the ring has room for three batches, and the clones are read after the loader has closed."""
     with open_loader(dataset, num_workers=2, limits={"prefetch_bytes": 0}) as loader:
         clones = [batch.clone() for batch in loader]
         loader.set_epoch(0)
@@ -248,7 +260,10 @@ def test_a_batch_that_is_kept_and_cloned_survives_everything(dataset: Path) -> N
 
 
 def test_a_thread_that_ends_with_its_loader_open(dataset: Path) -> None:
-    """STOP-1: as a server's thread of a request that fails; nothing of it is left once the error is gone."""
+    """STOP-1: a server's request thread may fail within a loop.
+
+    Nothing of the loader remains once the error has been freed.
+    """
     pids: list[int] = []
 
     def work() -> None:

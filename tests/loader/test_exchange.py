@@ -1,4 +1,4 @@
-"""Processes of a run compare their plans before the first step: what differs is named everywhere, nobody waits forever."""
+"""Tests of the plan comparison before the first step: every process names the differences, and none waits forever."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def measured(seconds: float) -> CostTable:
     return fit_costs([(SMALL.id, 1, 1.0), (TALL.id, 1, seconds)] * 3, [SMALL, TALL])
 
 
-# Run in each of three processes.
+# Runs in each of three processes.
 
 
 def compare(one: str, other: str) -> dict[str, str | None]:
@@ -75,7 +75,7 @@ def compare(one: str, other: str) -> dict[str, str | None]:
 
     outer = dist.new_group([0, 2])
     assert outer is not None
-    told = {
+    results = {
         "equal": of_loader(),
         "seed": of_loader(seed=me % 2),
         "two": of_loader(seed=me, batch_size=2 if me else 1),
@@ -89,7 +89,7 @@ def compare(one: str, other: str) -> dict[str, str | None]:
         "shared by none": error_of({}, World(0, 1), processes_per_rank=1),
     }
     config = DatasetConfig
-    told |= {
+    results |= {
         "loop": of_loop(one),
         "loop where": of_loop(config(one, where="year < 2004" if me else None)),
         "loop bucket": of_loop(config(one, where="clip_height < 150" if me else None)),
@@ -111,9 +111,9 @@ def compare(one: str, other: str) -> dict[str, str | None]:
         "loop captions": of_loop(config(one, captions=TextOptions(dropout=0.1 * me))),
     }
     if me != 1:
-        told["part"] = error_of({"seed": 0}, World(me // 2, 2), group=outer)
-        told["part differs"] = error_of({"seed": me}, World(me // 2, 2), group=outer)
-    return told | {"equal again": of_loader()}
+        results["part"] = error_of({"seed": 0}, World(me // 2, 2), group=outer)
+        results["part differs"] = error_of({"seed": me}, World(me // 2, 2), group=outer)
+    return results | {"equal again": of_loader()}
 
 
 def one_is_missing(folder: str) -> list[str | None]:
@@ -134,16 +134,16 @@ def one_is_missing(folder: str) -> list[str | None]:
 
 
 @pytest.fixture(scope="module")
-def told(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str | None]]:
+def results(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str | None]]:
     folder = tmp_path_factory.mktemp("compare")
     other = build_dataset(folder / "other", {SMALL: [5, 4]})
     return launch(ME, "compare", 3, folder, dataset, other)
 
 
-def test_equal_loaders_pass_also_after_others_failed(told: list[dict[str, str | None]]) -> None:
-    for mine in told:
+def test_equal_loaders_pass_also_after_others_failed(results: list[dict[str, str | None]]) -> None:
+    for mine in results:
         assert mine["equal"] is mine["equal again"] is mine["shared by all"] is mine["loop other worlds"] is None
-    assert told[0]["part"] is told[2]["part"] is None
+    assert results[0]["part"] is results[2]["part"] is None
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_equal_loaders_pass_also_after_others_failed(told: list[dict[str, str | 
         ("shared by none", "rank 0 has processes 0-2"),
     ],
 )
-def test_what_differs_is_named_alike_by_all(told: list[dict[str, str | None]], case: str, says: str) -> None:
-    """PLAN-1, PLAN-2: ranks can only have the same steps where what their plans are made of is the same."""
-    messages = {mine[case] for mine in told}
+def test_all_processes_name_the_same_differences(results: list[dict[str, str | None]], case: str, says: str) -> None:
+    """PLAN-1, PLAN-2: ranks can have the same steps only if the inputs of their plans are the same."""
+    messages = {mine[case] for mine in results}
     assert len(messages) == 1
     message = str(messages.pop())
     assert message.startswith("ConfigError: ")
@@ -207,12 +207,12 @@ OF_SECOND = tuple(f"{name} of dataset 1" for name in ("version", "samples_finger
     ],
 )
 def test_a_loop_that_differs_names_the_cause_first(
-    told: list[dict[str, str | None]], case: str, says: str, then: tuple[str, ...]
+    results: list[dict[str, str | None]], case: str, says: str, then: tuple[str, ...]
 ) -> None:
-    """PLAN-1, PLAN-2: the argument that differs, as its caller knows it; what follows from it comes after."""
-    assert told[0]["loop"] is None
-    message = str(told[0][f"loop {case}"])
-    assert {mine[f"loop {case}"] for mine in told} == {message}
+    """PLAN-1, PLAN-2: the error names the argument that differs, as the caller knows it, before its consequences."""
+    assert results[0]["loop"] is None
+    message = str(results[0][f"loop {case}"])
+    assert {mine[f"loop {case}"] for mine in results} == {message}
     named = message.partition("differ: ")[2].rpartition(". Give every")[0]
     assert named.startswith(says)
     assert [text.partition(" is ")[0] for text in named.split("; ")] == [says.partition(" is ")[0], *then]
@@ -221,25 +221,25 @@ def test_a_loop_that_differs_names_the_cause_first(
 
 
 def test_every_plan_option_is_compared() -> None:
-    """PLAN-2: what a plan depends on is in the identity; a new option is, too, without anyone thinking of it."""
+    """PLAN-2: the identity contains everything that a plan depends on, and includes new options automatically."""
     options = PlanOptions()
     belongs_to = {"datasets": [], "split": "train", **options.order_key(), "tail": options.tail}
     identity = plan_identity(belongs_to, Cursor(), options, {})
     assert {option.name: getattr(options, option.name) for option in fields(options)}.items() <= identity.items()
 
 
-def test_only_what_differs_is_named(told: list[dict[str, str | None]]) -> None:
-    message = str(told[0]["dataset"])
+def test_only_differences_are_named(results: list[dict[str, str | None]]) -> None:
+    message = str(results[0]["dataset"])
     assert "dataset is" in message and "seed" not in message and "tail" not in message
 
 
-def test_members_of_a_group_have_their_global_names(told: list[dict[str, str | None]]) -> None:
-    assert told[0]["part differs"] == told[2]["part differs"]
-    assert "seed is 0 on process 0, 2 on process 2" in str(told[0]["part differs"])
+def test_members_of_a_group_are_named_by_global_number(results: list[dict[str, str | None]]) -> None:
+    assert results[0]["part differs"] == results[2]["part differs"]
+    assert "seed is 0 on process 0, 2 on process 2" in str(results[0]["part differs"])
 
 
-def test_a_process_that_never_comes_is_an_error_in_time(tmp_path: Path) -> None:
-    """STOP-1: never a hang, whether the one that is missing lives or not; all that are left end by themselves."""
+def test_a_missing_process_is_an_error_in_time(tmp_path: Path) -> None:
+    """STOP-1: there is never a hang, whether the missing process is alive or not, and all others end on their own."""
     first, _, last = launch(ME, "one_is_missing", 3, tmp_path / "run", tmp_path)
     for message in (*first, *last):
         assert message.startswith("LoaderError: the loaders of all processes could not be compared (time limit: 2 s)")

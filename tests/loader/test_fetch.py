@@ -1,4 +1,4 @@
-"""Index rows out of Arrow: bounded in bytes, and the same whatever is kept."""
+"""Tests of reading the index and tars: the cache is bounded and does not change rows, and short tars are bad data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.test_bad import part_of
 
 
-def test_rows_are_those_of_the_index_whatever_is_kept_of_it(tmp_path: Path) -> None:
-    """PLAN-6: shards are let go of by bytes, the one last used is kept however large."""
+def test_rows_equal_the_index_for_any_cache_size(tmp_path: Path) -> None:
+    """PLAN-6: shards are evicted by size, but the most recently used one is kept, however large it is."""
     source = open_dataset(build_dataset(tmp_path, {SMALL: [3, 2, 4, 1]}))
     part, bucket = part_of(source, columns={"score": "user.score", "where": "user.place"})
     everything = [row for shard in source.shards for row in source.samples(shard).to_pylist()]
@@ -39,8 +39,8 @@ def test_rows_are_those_of_the_index_whatever_is_kept_of_it(tmp_path: Path) -> N
         assert 0 < largest <= max(cached_bytes, 4 * 200), (cached_bytes, largest)
 
 
-def test_a_tar_that_is_too_short_is_no_matter_of_the_store(tmp_path: Path) -> None:
-    """FETCH-1: the length is proof of bad bytes, a missing file is not."""
+def test_a_short_tar_is_bad_data_and_not_a_storage_error(tmp_path: Path) -> None:
+    """FETCH-1: the length shows that the bytes are bad, whereas a missing file does not."""
     source = open_dataset(build_dataset(tmp_path, {SMALL: [1]}))
     (shard,) = source.shards
     mix_part, bucket = part_of(source)

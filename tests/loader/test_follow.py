@@ -1,4 +1,4 @@
-"""Training on a dataset that changes: runs that follow its versions, and runs that stay in the one they began with."""
+"""Tests of training on a changing dataset: runs that follow its versions, and runs that keep their first version."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 @dataclass
 class Life:
-    """A dataset, what it contained in each version, and which samples were removed so far."""
+    """Dataset, with the keys in each version and the samples that were removed so far."""
 
     root: Path
     counter: Iterator[int] = field(default_factory=itertools.count)
     versions: dict[int, set[str]] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
-    is_rewritten: bool = False  # since the last time that runs read nothing of earlier versions
+    is_rewritten: bool = False  # since runs last needed earlier versions
 
     def new_keys(self, bucket: Bucket, sizes: list[int]) -> list[list[str]]:
         name = "m" if bucket is MANY else "f"
@@ -63,7 +63,7 @@ class Life:
         self.publish(grow(self.root, {bucket: self.new_keys(bucket, sizes)}).version)
 
     def remove(self, seed: int, share: float, kept: set[str]) -> None:
-        """Remove a share of the samples, but not so many of MANY that no step remains, and never those in `kept`."""
+        """Remove a share of the samples, but none in `kept` and never so many of MANY that no step remains."""
         found = sorted(self.keys - kept)
         gone = set(random.Random(seed).sample(found, int(share * len(found))))
         many = sorted(key for key in gone if key.startswith("m"))
@@ -86,7 +86,7 @@ class Life:
 
 @dataclass
 class Run:
-    """A training run: what counts as delivered, which is what was delivered before the last state that was loaded."""
+    """Training run. Only deliveries before the last saved state count as delivered."""
 
     ranks: Ranks
     life: Life
@@ -98,7 +98,7 @@ class Run:
     call: int = 0
     state: Any = None
     delivered: list[Any] = field(default_factory=list)
-    gone: dict[int, set[str]] = field(default_factory=dict)  # call → what had been removed when its loop began
+    gone: dict[int, set[str]] = field(default_factory=dict)  # call → samples that had been removed when its loop began
     gone_at_opening: set[str] | None = None
     is_resized: bool = False
 
@@ -111,21 +111,21 @@ class Run:
             "schedule": {"follow": self.follow},
         }
         self.num_ranks, self.gone_at_opening = num_ranks, set(self.life.removed)
-        self.ranks.tell(num_ranks, "open", str(self.life.root), state, options)
+        self.ranks.request(num_ranks, "open", str(self.life.root), state, options)
 
     def run(self, num_steps: int | None, is_lost: bool = False) -> None:
-        """Take steps on all ranks; those that are lost happened after the last state was saved."""
+        """Take steps on all ranks. Lost steps happen after the last state was saved, and do not count."""
         self.call += 1
-        # The first loop knows what the loader read when it was opened.
+        # The first loop knows the removals from when the loader was opened.
         self.gone[self.call] = set(self.life.removed) if self.gone_at_opening is None else self.gone_at_opening
         self.gone_at_opening = None
-        told = self.ranks.tell(self.num_ranks, "run", self.call, num_steps)
+        told = self.ranks.request(self.num_ranks, "run", self.call, num_steps)
         assert all(one["state"] == told[0]["state"] for one in told), "PLAN-5: the state is the same on all ranks"
         assert all(one["ends"] == told[0]["ends"] for one in told), "PLAN-2"
         for _, length, count in told[0]["ends"]:
-            assert length == count, "PLAN-2: the number of steps is known before the first"
+            assert length == count, "PLAN-2: the number of steps is known before the first step"
         for step in zip(*(one["batches"] for one in told), strict=True):
-            assert len({tuple(row[:4]) for row in step}) == 1, "PLAN-3: one bucket in all ranks"
+            assert len({tuple(row[:4]) for row in step}) == 1, "PLAN-3: all ranks have the same bucket"
             assert len({len(row[4]) for row in step}) == 1
         if not is_lost:
             self.delivered += [row for one in told for row in one["batches"]]
@@ -136,7 +136,7 @@ class Run:
         self.open(num_ranks, self.state)
 
     def new(self, epoch: int | None = None) -> Counter[str]:
-        """How often each sample was delivered, without repeats."""
+        """Return the number of deliveries per sample, without repeats."""
         rows = (row for row in self.delivered if epoch in (None, row[0]))
         return Counter(key for row in rows for key, again in zip(row[4], row[5], strict=True) if not again)
 
@@ -144,7 +144,7 @@ class Run:
     def ledger(self) -> Path:
         return self.life.root.with_name("ledger")
 
-    # What must be true.
+    # Checks.
 
     def check_ledger(self) -> None:
         report = check_ledger(read_history(self.ledger), [open_dataset(self.life.root)], lambda *_: None)
@@ -174,24 +174,24 @@ class Run:
                     assert sum(key.startswith(name) for key in missing) == count % (self.num_ranks * self.batch_size)
 
     def check_carried(self, epochs: dict[int, int], last: int) -> None:
-        """All samples of all epochs were delivered, except for removed ones and those that the state still carries."""
+        """Check that all samples of all epochs were delivered, except for removed samples and carried ones."""
         versions = [epochs.get(epoch) for epoch in range(last)]
-        known = None  # an epoch without steps has no batches; it has the version of the one before or after
+        known = None  # an epoch without steps has no batches; its version is that of the epoch before or after
         expected = Counter[str]()
         for number, version in enumerate(versions):
             known = version or known or next(v for v in versions[number:] if v)
             expected.update(self.life.versions[known])
         found = self.new()
-        assert not [key for key in found if found[key] > expected[key]], "PLAN-4: nothing twice"
+        assert not [key for key in found if found[key] > expected[key]], "PLAN-4: no sample is delivered twice"
         for bucket, name in ((MANY, "m"), (FEW, "f")):
             missing = Counter({key: n for key, n in (expected - found).items() if key.startswith(name)})
             removed = Counter({key: n for key, n in missing.items() if key in self.life.removed})
             left = sum((missing - removed).values())
             carried = self.carried(bucket.id, name)
-            assert left <= carried <= left + sum(removed.values()), "PLAN-4: carried, not lost"
+            assert left <= carried <= left + sum(removed.values()), "PLAN-4: samples are carried over, not lost"
 
     def carried(self, bucket_id: str, name: str) -> int:
-        """How many samples of a bucket the state carries over to the epoch that begins next."""
+        """Return the number of a bucket's samples that the state carries over to the next epoch."""
         epoch, total = self.state["epoch"], 0
         pairs = [(self.state["positions"], self.state["versions"])]
         if "carried" in self.state:
@@ -230,7 +230,7 @@ LIVES = st.fixed_dictionaries(
 def live(ranks: Ranks, root: Path, example: dict[str, Any]) -> None:
     life = Life(root)
     life.begin(example["many"], example["few"])
-    # A bucket of a run that stays must keep a sample, and so must that of a run that is resumed within an epoch.
+    # A bucket must keep a sample if the run keeps its version or is resumed within an epoch.
     kept = {min((key for key in life.first if key.startswith(name)), default="") for name in "mf"}
     run = Run(ranks, life, *(example[name] for name in ("tail", "follow", "batch_size", "accumulate")))
     run.open(example["num_ranks"], None)
@@ -252,29 +252,29 @@ def live(ranks: Ranks, root: Path, example: dict[str, Any]) -> None:
             life.remove(*arguments, kept)
         elif name == "rewrite":
             life.rewrite(*arguments)
-        elif example["follow"]:  # nothing is left of the bucket that the run has carried samples of
-            if life.is_rewritten:  # what is not fetched yet of deleted tars is looked for in the newest version
+        elif example["follow"]:  # removes all samples of a bucket from which the run has carried samples
+            if life.is_rewritten:  # unread samples of deleted tars are looked up in the newest version
                 run.run(None)
-                run.run(None)  # the samples that were carried into this epoch are delivered
+                run.run(None)  # delivers the samples that were carried into this epoch
                 life.is_rewritten = False
-            run.run(1)  # within an epoch: a loop that begins without the bucket's samples fails
+            run.run(1)  # enters an epoch, because a loop that begins without the bucket's samples fails
             life.drop_few()
             kept = {key for key in kept if key.startswith("m")}
             run.run(None)
     run.run(None)
     run.run(None)
     run.check()
-    ranks.tell(run.num_ranks, "close")
+    ranks.request(run.num_ranks, "close")
     run.check_ledger()
 
 
-# Killed where an epoch begins in a version that has none of the carried samples of a bucket, or of all buckets.
+# Killed where an epoch begins in a version without the carried samples of one bucket, or of all buckets.
 GONE: dict[str, Any] = {"few": [1], "tail": "carry", "follow": True, "batch_size": 1, "accumulate": 1, "num_ranks": 2}
 GONE |= {"actions": [("drop",), ("killed", 0, 1)]}
-# Killed two versions after the state, which carries samples of a bucket that neither version has.
+# Killed two versions after the state, which carries samples of a bucket that neither version contains.
 REPLACED: dict[str, Any] = GONE | {"many": [1], "batch_size": 3, "num_ranks": 4}
 REPLACED |= {"actions": [("drop",), ("remove", 0, 0.05), ("killed", 4, 1)]}
-# A resumed run has no step left in its epoch, and the next loop begins after samples were removed.
+# A resumed run has no steps left in its epoch, and the next loop begins after samples were removed.
 EMPTY: dict[str, Any] = GONE | {"many": [1], "few": [], "num_ranks": 1}
 EMPTY |= {"actions": [*[("run", 1)] * 3, ("run", 23), ("killed", 0, 5), ("epoch",), ("remove", 0, 0.05)]}
 HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -289,7 +289,7 @@ HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 def test_exactly_once_per_epoch_and_version(
     ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, life: dict[str, Any]
 ) -> None:
-    """PLAN-2, PLAN-4, PLAN-5 on a dataset that grows, shrinks and is rewritten, with runs that are killed and resized."""
+    """PLAN-2, PLAN-4, PLAN-5: the dataset grows, shrinks and is rewritten, and runs are killed and resized."""
     live(ranks, tmp_path_factory.mktemp("life") / "ds", life)
 
 
@@ -300,5 +300,5 @@ def test_exactly_once_per_epoch_and_version(
 def test_exactly_once_in_many_lives(
     ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, life: dict[str, Any]
 ) -> None:
-    """The same in many more cases."""
+    """PLAN-2, PLAN-4, PLAN-5: many more random cases pass the same checks."""
     live(ranks, tmp_path_factory.mktemp("life") / "ds", life)

@@ -1,4 +1,4 @@
-"""SAFE-1: an index that lies is an error that says where, never a hang, a crash or memory without end."""
+"""Tests of SAFE-1: wrong values in an index are a named error, never a hang, a crash or unbounded memory use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ Edit = Callable[[list[dict[str, Any]]], object]
 
 
 def rewrite(root: Path, *, samples: Edit | None = None, shards: Edit | None = None) -> Path:
-    """Change rows of the index of a dataset with one shard, and reseal it: checksums are right, what they cover lies."""
+    """Change rows in the index of a dataset with one shard.
+
+    Reseal it, so that the wrong values have correct checksums.
+    """
     store = LocalStore(root)
     sealed = manifest.read_manifest(store)
     files: dict[str, Any] = {}
@@ -89,23 +92,23 @@ def set_in_row(number: int, **values: object) -> Edit:
         ({"key": "x" * 10**6}, "the key 'x{100}',"),
     ],
 )
-def test_a_row_that_cannot_be_names_its_sample(
+def test_an_invalid_row_is_an_error_that_names_its_sample(
     tmp_path: Path, values: dict[str, object], says: str, num_workers: int
 ) -> None:
-    """FETCH-1: and the samples before it still come."""
+    """FETCH-1: the samples before it are still delivered."""
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=set_in_row(1, **values))
     received = []
     with open_loader(root, num_workers=num_workers, shuffle="none") as loader:
         with pytest.raises(SampleError, match=rf"index 1 in .*000000\.tar.*{says}"):
             received.extend(batch.sample_keys[0] for batch in loader)
         assert received == ["96x64-5f-0"]
-        with pytest.raises(SampleError, match=says):  # and again, not something else
+        with pytest.raises(SampleError, match=says):  # the same error is raised again
             list(loader)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_row_that_promises_other_frames_than_its_clip_has_is_a_bad_sample(tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: the clip does not decode to what the index says, whoever of the two is wrong."""
+def test_a_row_with_a_wrong_frame_count_is_a_bad_sample(tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: the clip does not decode to what the index states, whichever of the two is wrong."""
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=set_in_row(1, window_num_frames=1 << 30))
     with open_loader(root, num_workers=num_workers, shuffle="none") as loader:
         received = [(batch.sample_keys[0], batch.is_repeat.tolist()) for batch in loader]
@@ -113,8 +116,8 @@ def test_a_row_that_promises_other_frames_than_its_clip_has_is_a_bad_sample(tmp_
 
 
 @pytest.mark.parametrize("place", ["manifest.json/\x1b[2J", "\x1b]0;x\x07\r"])
-def test_an_error_s_text_controls_no_terminal(tmp_path: Path, place: str) -> None:
-    """SAFE-1: whatever a name in it holds, in logs and tracebacks too."""
+def test_error_messages_contain_no_terminal_controls(tmp_path: Path, place: str) -> None:
+    """SAFE-1: names in a message are escaped, also in logs and tracebacks."""
     (tmp_path / "manifest.json").touch()
     for error in (StorageError(f"cannot read {place}"), ProbeError(place), ConfigError(place)):
         assert str(error).isprintable() and "\\x1b" in str(error)
@@ -123,7 +126,7 @@ def test_an_error_s_text_controls_no_terminal(tmp_path: Path, place: str) -> Non
     assert "\\x1b" in str(caught.value) and "\x1b" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_times_and_texts(tmp_path: Path) -> None:
     def edit(rows: list[dict[str, Any]]) -> None:
         rows[0].update(fps=float("nan"), text=None)
         rows[1].update(fps=None)
@@ -152,7 +155,9 @@ def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
         ({"num_samples": 2}, StreamvidError, "samples is 2 in the shard table, but 3 in the manifest"),
     ],
 )
-def test_a_shard_table_that_lies(tmp_path: Path, values: dict[str, object], error: type[Exception], says: str) -> None:
+def test_a_wrong_shard_table_is_an_error(
+    tmp_path: Path, values: dict[str, object], error: type[Exception], says: str
+) -> None:
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), shards=set_in_row(0, **values))
     with pytest.raises(error, match=says), open_loader(root) as loader:
         list(loader)
@@ -168,7 +173,7 @@ def test_a_shard_table_that_lies(tmp_path: Path, values: dict[str, object], erro
         ),
     ],
 )
-def test_an_index_that_promises_gigabytes_is_refused_by_its_footer(tmp_path: Path, edit: Edit, says: str) -> None:
+def test_an_index_of_gigabytes_is_refused_by_its_footer(tmp_path: Path, edit: Edit, says: str) -> None:
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=edit)
     with pytest.raises(StreamvidError, match=rf"samples-.*parquet.*{says}"), open_loader(root) as loader:
         list(loader)
@@ -176,8 +181,8 @@ def test_an_index_that_promises_gigabytes_is_refused_by_its_footer(tmp_path: Pat
         streamvid.open_dataset(root).samples_table()
 
 
-def test_a_ring_beyond_the_machine_is_an_error_before_anything_is_taken(tmp_path: Path) -> None:
-    """A shape of terabytes is address space that the kernel gives away; the frames would be the machine's end."""
+def test_a_ring_larger_than_memory_is_an_error_before_allocation(tmp_path: Path) -> None:
+    """The kernel would grant terabytes of address space, but writing the frames would exhaust the machine's memory."""
     root = build_dataset(tmp_path, {SMALL: [2]})
     with (
         open_loader(root, batch_size=1 << 20, tail="pad", limits={"prefetch_bytes": 0}) as loader,
@@ -192,7 +197,7 @@ def test_a_ring_beyond_the_machine_is_an_error_before_anything_is_taken(tmp_path
 
 
 def test_one_sample_in_a_batch_far_larger_than_its_bucket(tmp_path: Path) -> None:
-    """PLAN-4: pad repeats within a batch, each repeat a visit of its own, and the ring has room for it."""
+    """PLAN-4: samples are repeated within a batch, each repeat is a separate visit, and the ring has room for them."""
     root = build_dataset(tmp_path, {Bucket(num_frames=5, height=64, width=96): [1]})
     with streamvid.VideoLoader(root, batch_size=40, tail="pad", num_workers=2, limits={"prefetch_bytes": 0}) as loader:
         batches = [batch.clone() for batch in loader]
@@ -201,8 +206,8 @@ def test_one_sample_in_a_batch_far_larger_than_its_bucket(tmp_path: Path) -> Non
     assert len({video.numpy().tobytes() for video in batches[0].video}) > 5
 
 
-def test_a_bomb_that_was_sealed_is_a_bad_sample_and_takes_no_memory(tmp_path: Path) -> None:
-    """BAD-1: another person sealed a dataset with a PNG of 1 MB that unpacks to 900 MB of text."""
+def test_a_sealed_decompression_bomb_is_a_bad_sample_and_takes_no_memory(tmp_path: Path) -> None:
+    """BAD-1: the sealed dataset contains a PNG of 1 MB that unpacks to 900 MB of text."""
     bomb = png_bytes(96, 64, *[(b"zTXt", 300 << 20)] * 3)
     root = build_dataset(tmp_path, {SMALL: [3]}, damage={"96x64-5f-1": bomb})
     with open_loader(root, num_workers=1, shuffle="none") as loader:
@@ -217,7 +222,7 @@ def test_a_bomb_that_was_sealed_is_a_bad_sample_and_takes_no_memory(tmp_path: Pa
 
 @pytest.mark.parametrize("options", [{"world": streamvid.World(7, 8)}, {"batch_size": 3, "num_epochs": None}])
 def test_one_sample_over_many_ranks(tmp_path: Path, options: dict[str, Any]) -> None:
-    """PLAN-2, PLAN-4: epochs without a step are passed over, and the next ones come."""
+    """PLAN-2, PLAN-4: epochs without a step are skipped, and later epochs are delivered."""
     root = build_dataset(tmp_path, {SMALL: [1]})
     with streamvid.VideoLoader(root, **{"batch_size": 1, "num_workers": 0, "num_epochs": 40} | options) as loader:
         seen = []
@@ -230,7 +235,7 @@ def test_one_sample_over_many_ranks(tmp_path: Path, options: dict[str, Any]) -> 
     assert seen == [step * n - 1 for n in range(1, 5)]
 
 
-def test_options_of_the_wrong_kind(dataset: Path) -> None:
+def test_options_of_the_wrong_type(dataset: Path) -> None:
     for options in (
         {"limits": {"prefetch_bytes": 1e9}},
         {"limits": {"prefetch_bytes": -1}},

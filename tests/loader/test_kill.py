@@ -1,4 +1,4 @@
-"""PLAN-4, PLAN-5 and STOP-1 in real processes that are really killed, judged from what the ranks wrote down."""
+"""Tests of PLAN-4, PLAN-5 and STOP-1 with real processes that are killed, checked against the logs of the ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STILL = Bucket(num_frames=1, height=64, width=96)
 LAYOUT = {SMALL: [7, 5, 6, 4], TALL: [6, 3, 8], STILL: [9, 4]}
 NUM_EPOCHS = 2
 KINDS = ("rank", "worker", "all")
-# Under "uneven" a rank may have fewer batches than the others, so that the numbers of theirs name no step.
+# With "uneven", a rank may have fewer batches than the others, so batch numbers do not identify steps.
 TAILS = tuple(tail for tail in get_args(Tail) if tail != "uneven")
 
 Keys = Mapping[str, frozenset[str]]  # bucket id → its keys
@@ -43,7 +43,7 @@ Keys = Mapping[str, frozenset[str]]  # bucket id → its keys
 
 @dataclass(frozen=True)
 class Launcher:
-    """The process that forks ranks, and the mark by which all that it started is found."""
+    """Process that forks ranks, and the mark by which all of its descendants are found."""
 
     process: subprocess.Popen[str]
     mark: str
@@ -56,7 +56,7 @@ class Launcher:
         return json.loads(self.process.stdout.readline())
 
     def others(self) -> list[int]:
-        """What it started and what that started, wherever it hangs by now."""
+        """Return the ids of all descendants, including orphaned ones."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -67,7 +67,7 @@ class Launcher:
     def check_nothing_left(self) -> None:
         until = time.monotonic() + 20
         while others := self.others():
-            assert time.monotonic() < until, f"still there: {others}"
+            assert time.monotonic() < until, f"still running: {others}"
             time.sleep(0.01)
         assert list(self.scratch.iterdir()) == []
         assert not list(Path("/dev/shm").glob("*streamvid*"))
@@ -75,7 +75,7 @@ class Launcher:
 
 @contextmanager
 def launching(folder: Path) -> Iterator[Launcher]:
-    """A launcher whose home and temporary files would lie in a folder that nothing else writes to."""
+    """Start a launcher whose home and temporary directories are in a folder that nothing else writes to."""
     mark, scratch = uuid.uuid4().hex, folder / "scratch"
     scratch.mkdir()
     environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch), "HOME": str(scratch)}
@@ -93,14 +93,14 @@ def launching(folder: Path) -> Iterator[Launcher]:
 
 @dataclass
 class Life:
-    """A run between two starts: its ranks, and the lines of each that count, which are those up to the next start."""
+    """Part of a run between two starts. Only steps up to the state from which the next start resumes count."""
 
     number: int
     num_ranks: int
     batch_size: int
     num_workers: int
     pids: list[int] = field(default_factory=list)
-    lines: list[list[Any]] = field(default_factory=list)  # rank → its steps, all of them
+    lines: list[list[Any]] = field(default_factory=list)  # rank → all of its steps
     num_counted: int = 0
 
     @property
@@ -108,16 +108,16 @@ class Life:
         return self.num_ranks * self.batch_size
 
     def steps(self) -> Iterator[tuple[int, str, list[list[Any]]]]:
-        """(epoch, bucket, samples of all ranks) of each step that counts."""
+        """Yield (epoch, bucket, samples of all ranks) for each step that counts."""
         for lines in zip(*(lines[: self.num_counted] for lines in self.lines), strict=True):
             places = {(epoch, bucket) for _, epoch, bucket, _ in lines}
-            assert len(places) == 1, f"PLAN-3: one step, {places}"
+            assert len(places) == 1, f"PLAN-3: one step has {places}"
             yield (*places.pop(), [sample for *_, samples in lines for sample in samples])
 
 
 @dataclass
 class Run:
-    """Two epochs of a dataset, through as many lives as it takes."""
+    """Run of two epochs over a dataset, in as many lives as necessary."""
 
     folder: Path
     dataset: Path
@@ -148,7 +148,7 @@ class Run:
         return life
 
     def kill(self, life: Life, kind: str, num_steps_left: int) -> None:
-        """SIGKILL at a moment of the start or of the steps that are left."""
+        """Send SIGKILL at a random moment during the start or the remaining steps."""
         rank = self.rng.randrange(life.num_ranks)
         if self.rng.random() < 0.2:
             time.sleep(self.rng.uniform(0, 0.5))
@@ -169,7 +169,10 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
 
     def end_life(self, life: Life, launcher: Launcher, is_struck: bool) -> list[int]:
-        """Exit statuses. After a kill the other ranks are ended as launchers do it, or go on to their end."""
+        """Return the exit statuses.
+
+        After a kill, the other ranks are terminated as by a launcher, or run to their end.
+        """
         how = self.rng.choice([signal.SIGKILL, signal.SIGTERM, None])
         statuses: list[int | None] = [None] * life.num_ranks
         until, is_ended = time.monotonic() + 90, False
@@ -188,7 +191,7 @@ class Run:
         return [status for status in statuses if status is not None]
 
     def take_stock(self, life: Life, statuses: list[int]) -> bool:
-        """What counts of a life; whether it was the last."""
+        """Determine which steps of a life count, and return whether it was the last life."""
         logs = [self.log(life, rank) for rank in range(life.num_ranks)]
         for log, status in zip(logs, statuses, strict=True):
             assert status != 0 or log[-1][0] == "end"
@@ -203,7 +206,7 @@ class Run:
         for path in self.folder.glob(f"state-{life.number}-*[0-9]"):
             states.setdefault(int(path.name.split("-")[2]), set()).add(path.read_text())
         assert all(len(of_step) == 1 for of_step in states.values()), f"PLAN-5: ranks with unequal states: {states}"
-        # A state is saved by a rank that may be ahead of others; what counts is what all of them had.
+        # A rank that saves a state may be ahead of others; only steps that all ranks have taken count.
         if usable := [step for step in states if step <= reached]:
             life.num_counted = max(usable)
             self.state = next(self.folder.glob(f"state-{life.number}-{life.num_counted}-*[0-9]"))
@@ -222,7 +225,7 @@ def num_lines(path: Path) -> int:
 
 
 def run_to_the_end(launcher: Launcher, folder: Path, dataset: Path, keys: Keys, seed: int, max_kills: int) -> Run:
-    """Kills until it has had enough of them; the ranks of the last life are left in peace."""
+    """Start and kill lives until `max_kills` is reached. The ranks of the last life run to the end."""
     folder.mkdir()
     run = Run(folder, dataset, seed, TAILS[seed % len(TAILS)], random.Random(seed))
     num_samples = NUM_EPOCHS * sum(map(len, keys.values()))
@@ -239,14 +242,14 @@ def run_to_the_end(launcher: Launcher, folder: Path, dataset: Path, keys: Keys, 
             judge(run, keys)
             check_ledger_of(run)
             return run
-        check_no_repeat_of_what_counts(run, keys)
+        check_counted_samples_are_not_repeated(run, keys)
 
 
-# ---------------------------------------------------------------------------------------------- the judge
+# ---------------------------------------------------------------------------------------------- the checks
 
 
 def delivered(lives: Sequence[Life], bucket: str, *, epochs: Sequence[int], repeats: bool = False) -> Counter[str]:
-    """Key → how often."""
+    """Return the number of deliveries per key."""
     return Counter(
         key
         for life in lives
@@ -256,8 +259,8 @@ def delivered(lives: Sequence[Life], bucket: str, *, epochs: Sequence[int], repe
     )
 
 
-def check_no_repeat_of_what_counts(run: Run, keys: Keys) -> None:
-    """At every resume: under "carry" a bucket is one stream of passes, else each epoch has a sample at most once."""
+def check_counted_samples_are_not_repeated(run: Run, keys: Keys) -> None:
+    """Check counts after a resume: under "carry", a bucket is one stream of passes; else, no epoch has duplicates."""
     for bucket, names in keys.items():
         if run.tail == "carry":
             counts = delivered(run.lives, bucket, epochs=range(NUM_EPOCHS))
@@ -270,8 +273,8 @@ def check_no_repeat_of_what_counts(run: Run, keys: Keys) -> None:
 
 
 def judge(run: Run, keys: Keys) -> None:
-    """What all lives delivered, up to the state that the next one began with, is each epoch as its tail says."""
-    check_no_repeat_of_what_counts(run, keys)
+    """Check that the counted deliveries of all lives make up each epoch as its tail mode requires."""
+    check_counted_samples_are_not_repeated(run, keys)
     for bucket, names in keys.items():
         for epoch in range(NUM_EPOCHS):
             judge_epoch(run, bucket, names, epoch)
@@ -280,7 +283,7 @@ def judge(run: Run, keys: Keys) -> None:
 
 
 def judge_epoch(run: Run, bucket: str, names: frozenset[str], epoch: int) -> None:
-    # The life that ended an epoch is the first that delivered of the next one, or the last.
+    # An epoch ends in the first life that delivered samples of the next epoch, or in the last life.
     ending = [life.number for life in run.lives if any(e > epoch for e, _, _ in life.steps())] or [len(run.lives) - 1]
     epochs = range(epoch + 1) if run.tail == "carry" else [epoch]
     wanted = len(names) * len(epochs)
@@ -299,7 +302,7 @@ def judge_epoch(run: Run, bucket: str, names: frozenset[str], epoch: int) -> Non
 
 
 def check_contents(run: Run) -> None:
-    """SAMPLE-1: whoever delivered a sample in an epoch, and how often, counted or not, its frames were the same."""
+    """Check SAMPLE-1: in all deliveries of a sample in an epoch, counted or not, its frames are the same."""
     seen: dict[tuple[int, str], int] = {}
     for life in run.lives:
         for _, epoch, _, samples in (line for lines in life.lines for line in lines):
@@ -308,7 +311,7 @@ def check_contents(run: Run) -> None:
 
 
 def check_ledger_of(run: Run) -> None:
-    """The ledger holds what the ranks wrote down themselves, without what a later life delivered again."""
+    """Check that the ledger holds what the ranks logged, without steps that a later life delivered again."""
     attempts = read_history(run.folder / "ledger")
     logged: Counter[tuple[int, str, bool]] = Counter()
     for attempt in attempts:
@@ -331,12 +334,12 @@ def check_ledger_of(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def killed_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three buckets, nine shards, 52 samples."""
+    """Dataset with three buckets, nine shards and 52 samples."""
     return build_dataset(tmp_path_factory.mktemp("killed"), LAYOUT)
 
 
 def campaign(dataset: Path, folder: Path, num_kills: int, kills_in_a_run: int, first_seed: int) -> Counter[str]:
-    """Runs of all tails until so many kills have hit."""
+    """Run all tail modes in turn until `num_kills` kills have hit, and return the number of kills per kind."""
     rows = open_dataset(dataset).samples_table().to_pylist()
     buckets = {bucket.id for bucket in LAYOUT}
     keys = {name: frozenset(row["key"] for row in rows if row["key"].startswith(f"{name}-")) for name in buckets}
@@ -354,14 +357,14 @@ def campaign(dataset: Path, folder: Path, num_kills: int, kills_in_a_run: int, f
     return kills
 
 
-def test_killed_and_resumed_the_epochs_are_exact(killed_dataset: Path, tmp_path: Path) -> None:
-    """PLAN-4, PLAN-5, STOP-1: ranks, workers and whole runs are killed; others go on from the last state."""
+def test_epochs_are_exact_after_kills_and_resumes(killed_dataset: Path, tmp_path: Path) -> None:
+    """PLAN-4, PLAN-5, STOP-1: ranks, workers and whole runs are killed, and new ranks resume from the last state."""
     assert campaign(killed_dataset, tmp_path, 6, kills_in_a_run=2, first_seed=0).total() == 6
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_a_hundred_times(killed_dataset: Path, tmp_path: Path) -> None:
-    """The acceptance line; about 2 minutes on 2 cores."""
+    """Acceptance test; takes about 2 minutes on 2 cores."""
     kills = campaign(killed_dataset, tmp_path, 100, kills_in_a_run=5, first_seed=1000)
     assert kills.total() == 100 and min(kills[kind] for kind in KINDS) > 10

@@ -1,4 +1,4 @@
-"""What a loader writes into its ledger, and what is read from it after resumes. Kills: test_kill.py."""
+"""Tests of the ledger that a loader writes, and of reading it after resumes. For kills, see test_kill.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check(ledger: Path, *datasets: Path) -> LedgerReport:
 
 
 def run(ledger: Path, dataset: Any, num_steps: int | None, state: Any = None, **options: Any) -> tuple[Rows, Any]:
-    """A loader that takes so many batches; what it got, and its state."""
+    """Take `num_steps` batches from a loader with a ledger. Return its rows and its state."""
     rows: Rows = []
     output = {"ledger": ledger, **options.pop("output", {})}
     with open_loader(dataset, state, output=output, **{"batch_size": 2, **options}) as loader:
@@ -42,7 +42,7 @@ def run(ledger: Path, dataset: Any, num_steps: int | None, state: Any = None, **
 
 
 def counted(ledger: Path) -> list[LoggedBatch]:
-    """The batches that count, of all ranks."""
+    """Return the batches of all ranks that count."""
     return [
         batch
         for attempt in read_history(ledger)
@@ -56,7 +56,7 @@ def keys_of(batches: list[LoggedBatch]) -> Counter[tuple[int, str]]:
     return Counter((batch.position.epoch, sample.key) for batch in batches for sample in batch.samples)
 
 
-def test_every_delivery_is_logged_with_what_was_shown(dataset: Path, tmp_path: Path) -> None:
+def test_every_delivery_is_logged_with_its_view(dataset: Path, tmp_path: Path) -> None:
     view = {"max_interval": 3}
     with open_loader(dataset, batch_size=2, num_epochs=2, view=view, output={"ledger": tmp_path}, seed=4) as loader:
         got = [(loader.epoch, list(batch.sample_keys), list(batch.text)) for batch in loader]
@@ -74,8 +74,8 @@ def test_every_delivery_is_logged_with_what_was_shown(dataset: Path, tmp_path: P
     assert report.is_right and report.num_batches == len(got) and report.num_replaced == 0
 
 
-def test_a_resume_from_an_older_state_on_other_ranks_replaces(dataset: Path, tmp_path: Path) -> None:
-    """PLAN-4 as the final model saw it: each sample once in the epoch, also where a run went further than its state."""
+def test_a_resume_from_an_older_state_replaces_later_batches(dataset: Path, tmp_path: Path) -> None:
+    """PLAN-4: the final model has seen each sample once per epoch, even if a run continued beyond its saved state."""
     _, state = run(tmp_path, dataset, 3, seed=1)
     run(tmp_path, dataset, 5, state, seed=1)  # its state is lost
     for rank in range(2):
@@ -128,7 +128,7 @@ def test_a_bad_sample_is_logged_with_its_substitute(tmp_path: Path) -> None:
     assert sighting.planned_only and sighting.counts
 
 
-def test_captions_and_several_datasets_are_told_apart(dataset: Path, tmp_path: Path) -> None:
+def test_captions_and_several_datasets_are_distinguished(dataset: Path, tmp_path: Path) -> None:
     sources = [{"url": dataset, "num_repeats": "3/2", "captions": {"column": {"text": 1, "place": 2}}, "name": "a"}]
     sources.append({"url": dataset, "where": "year > 2001", "captions": {"dropout": 0.5}, "name": "b"})
     with open_loader(sources, batch_size=2, num_epochs=4, output={"ledger": tmp_path}) as loader:
@@ -156,7 +156,10 @@ def test_every_tail_is_verified(dataset: Path, tmp_path: Path, tail: str) -> Non
 
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad", "shrink", "uneven"])
 def test_a_run_that_follows_versions_is_verified(tmp_path: Path, tail: str) -> None:
-    """Epochs in versions 1, 2, 2 and 3, with a resume within the third epoch; the last one has fewer samples."""
+    """The epochs use versions 1, 2, 2 and 3, with a resume within the third epoch.
+
+    The last version has fewer samples.
+    """
     root, ledger = tmp_path / "ds", tmp_path / "ledger"
     few, many = Bucket(9, 64, 96), Bucket(17, 64, 96)
     seal_keys(root, {few: [["a0", "a1", "a2"]], many: [["b0", "b1", "b2", "b3"], ["b4", "b5", "b6"]]})
@@ -182,7 +185,7 @@ def test_a_run_that_follows_versions_is_verified(tmp_path: Path, tail: str) -> N
 
 @pytest.mark.parametrize(("num_steps", "batch_size"), [(0, 4), (1, 4), (1, 1), (3, 1)])
 def test_versions_with_equal_samples_are_verified(tmp_path: Path, num_steps: int, batch_size: int) -> None:
-    """Each epoch carries samples over to a version with one more column, and the run is resumed in the fourth."""
+    """Each epoch carries samples over to a version with one more column, and the run is resumed in the fourth epoch."""
     root, ledger = tmp_path / "ds", tmp_path / "ledger"
     keys = {Bucket(9, 64, 96): [f"a{n}" for n in range(7)], Bucket(17, 64, 96): [f"b{n}" for n in range(5)]}
     seal_keys(root, {bucket: [few] for bucket, few in keys.items()})
@@ -202,7 +205,7 @@ def test_versions_with_equal_samples_are_verified(tmp_path: Path, num_steps: int
 
 
 def rewritten(source: Path, target: Path, change: Any) -> None:
-    """A copy of a ledger of one session and one rank in which `change` was made to the samples."""
+    """Write a copy of a ledger with one session and one rank, in which `change` is applied to each batch."""
     (attempt,) = read_history(source)
     writer = LedgerWriter(target, 0, ["ds"])
     writer.begin(attempt.plan, attempt.cursor, is_again=False)
@@ -213,7 +216,7 @@ def rewritten(source: Path, target: Path, change: Any) -> None:
     writer.close()
 
 
-def test_what_differs_from_the_plan_is_reported(dataset: Path, tmp_path: Path) -> None:
+def test_differences_from_the_plan_are_reported(dataset: Path, tmp_path: Path) -> None:
     rows, _ = run(tmp_path / "right", dataset, None)
 
     def edit(number: int, batch: LoggedBatch, **values: Any) -> LoggedBatch:
@@ -241,7 +244,7 @@ def test_what_differs_from_the_plan_is_reported(dataset: Path, tmp_path: Path) -
             assert "epoch 0, step 2" in report.differences[0]
 
 
-def test_what_was_not_recorded_is_counted(dataset: Path, tmp_path: Path) -> None:
+def test_unrecorded_batches_are_counted(dataset: Path, tmp_path: Path) -> None:
     """A resume shows that the batches before it were delivered."""
     state = None
     for num_steps in (3, None):

@@ -1,4 +1,4 @@
-"""What a ring may be at most: the machine's memory, or less in a container or a job of a batch system."""
+"""Tests of memory and core limits: the limits of the machine, or lower ones in a container or batch job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_groups(folder: Path, groups: str, files: dict[str, str]) -> None:
         ("4:memory:/x\n", {"memory/x/memory.limit_in_bytes": "9223372036854771712"}, MACHINE),
     ],
 )
-def test_the_tightest_group_counts(tmp_path: Path, groups: str, files: dict[str, str], expected: int) -> None:
+def test_the_tightest_group_limit_applies(tmp_path: Path, groups: str, files: dict[str, str], expected: int) -> None:
     write_groups(tmp_path, groups, files)
     assert usable_bytes(tmp_path / "groups", tmp_path / "fs") == expected
 
@@ -49,7 +49,7 @@ def test_no_groups_at_all(tmp_path: Path) -> None:
         ("0::/\n", {}, CORES),
         ("0::/\n", {"cpu.max": "max 100000"}, CORES),
         ("0::/\n", {"cpu.max": "100000 100000"}, 1),
-        ("0::/\n", {"cpu.max": "50000 100000"}, 1),  # half a core is still one to use
+        ("0::/\n", {"cpu.max": "50000 100000"}, 1),  # half a core still counts as one
         ("0::/job/step\n", {"job/step/cpu.max": "max 100000", "job/cpu.max": "150000 100000"}, 1),
         ("0::/\n", {"cpu.max": "100000000 100000"}, CORES),
         ("0::/\n", {"cpu.max": "nonsense"}, CORES),

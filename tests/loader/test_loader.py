@@ -1,4 +1,4 @@
-"""What a consumer receives over whole epochs: uniform, equal, exactly once, the right frames, at any number of ranks."""
+"""Tests of whole epochs: uniform, equal steps, each sample exactly once, and correct frames on any number of ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_epoch(dataset: Path, rank: int, num_ranks: int, **options: object) -> l
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad"])
 def test_one_epoch_over_all_ranks(dataset: Path, num_ranks: int, tail: str) -> None:
-    """PLAN-2, PLAN-3, PLAN-4: same steps everywhere, one bucket a step, no sample twice but what was announced."""
+    """PLAN-2, PLAN-3, PLAN-4: all ranks have the same steps of one bucket each, and only marked repeats occur twice."""
     per_rank = [read_epoch(dataset, rank, num_ranks, tail=tail) for rank in range(num_ranks)]
     buckets = [[bucket for bucket, _, _ in received] for received in per_rank]
     assert all(sequence == buckets[0] for sequence in buckets)
@@ -54,7 +54,10 @@ def test_one_epoch_over_all_ranks(dataset: Path, num_ranks: int, tail: str) -> N
 
 
 def test_carry_delivers_the_remainder_first_in_the_next_epoch(dataset: Path) -> None:
-    """PLAN-4: over epochs, each bucket is one endless stream of passes; after n passes all were seen n times."""
+    """PLAN-4: over several epochs, each bucket is one stream of passes.
+
+    After n passes, each sample was delivered n times.
+    """
     with open_loader(dataset, batch_size=3, num_epochs=6) as loader:
         assert loader.num_steps(num_epochs=6) == 6 * 11 // 3 + 6 * 12 // 3
         seen = Counter(key for batch in loader for key in batch.sample_keys)
@@ -62,7 +65,7 @@ def test_carry_delivers_the_remainder_first_in_the_next_epoch(dataset: Path) -> 
 
 
 def test_frames_are_consecutive_and_from_the_clip_they_name(dataset: Path) -> None:
-    """SAMPLE-2: burned numbers rise by one in each window, and windows of one sample differ from visit to visit."""
+    """SAMPLE-2: the burned-in numbers increase by one within a window, and a sample's windows differ between visits."""
     read_number = make_corpus.read_number
     starts: dict[str, set[int]] = {}
     with streamvid.VideoLoader(dataset, batch_size=2, num_workers=2, num_epochs=8) as loader:
@@ -77,8 +80,8 @@ def test_frames_are_consecutive_and_from_the_clip_they_name(dataset: Path) -> No
     assert np.mean([len(found) for found in starts.values()]) > 3
 
 
-def test_choices_depend_on_seed_key_and_visit_alone(dataset: Path) -> None:
-    """SAMPLE-1: another number of ranks, workers and batch size gives the same pixels for the same visit of a sample."""
+def test_choices_depend_only_on_seed_key_and_visit(dataset: Path) -> None:
+    """SAMPLE-1: the pixels of a visit do not depend on the number of ranks and workers or on the batch size."""
 
     def pixels(**options: object) -> dict[str, int]:
         found = {}
@@ -108,7 +111,7 @@ def test_epochs_differ_and_set_epoch_returns_to_one(dataset: Path) -> None:
         assert [batch.sample_keys[0] for batch in loader] == first
 
 
-def test_a_break_starts_the_epoch_anew(dataset: Path) -> None:
+def test_a_loop_after_a_break_restarts_the_epoch(dataset: Path) -> None:
     with open_loader(dataset, num_workers=2) as loader:
         seen = []
         for batch in loader:
@@ -119,7 +122,7 @@ def test_a_break_starts_the_epoch_anew(dataset: Path) -> None:
         assert [batch.sample_keys[0] for batch in loader][:5] == seen
 
 
-def test_an_iterator_left_behind_says_so(dataset: Path) -> None:
+def test_an_abandoned_iterator_raises(dataset: Path) -> None:
     with open_loader(dataset) as loader:
         first = iter(loader)
         next(first)
@@ -131,8 +134,8 @@ def test_an_iterator_left_behind_says_so(dataset: Path) -> None:
         iter(loader)
 
 
-def test_memory_of_a_batch_is_the_callers_until_its_last_tensor_dies(dataset: Path) -> None:
-    """BATCH-1: no later batch writes into one that is held, not even through a view of it, or after the loader closed."""
+def test_a_batch_keeps_its_memory_until_its_last_tensor_is_freed(dataset: Path) -> None:
+    """BATCH-1: no later batch overwrites a held one, not even if only a view is held or the loader has closed."""
     with open_loader(dataset, num_workers=2, num_epochs=4, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         held = next(iterator)
@@ -154,22 +157,25 @@ def test_a_full_ring_waits_then_names_the_remedies(dataset: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_ring_is_an_error_only_after_a_wait_for_it(dataset: Path) -> None:
-    """BATCH-1: a caller who was long at work with all batches in hand, and lets go of them now, gets the next one."""
+def test_a_full_ring_is_an_error_only_after_a_wait(dataset: Path) -> None:
+    """BATCH-1: a caller that was busy for a long time while holding all batches gets the next one if it frees them."""
     with open_loader(dataset, batch_size=2, num_epochs=3, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         held = []
         with pytest.raises(RingFullError):
             while True:
                 held.append(next(iterator))
-        iterator = iter(loader)  # the feeder waits for room from now on
+        iterator = iter(loader)  # from now on, the feeder waits for room
         time.sleep(pipeline.RING_WAIT_SECONDS + 1)
-        threading.Timer(0.25, held.clear).start()  # freed by another thread, while this one waits
+        threading.Timer(0.25, held.clear).start()  # freed by another thread while this one waits
         assert len([batch.sample_keys for batch in iterator]) == 34
 
 
-def test_batches_held_in_odd_ways(dataset: Path) -> None:
-    """BATCH-1: by numpy, by another thread, in a cycle, over the loader's end; copies are the caller's own."""
+def test_batches_held_in_unusual_ways(dataset: Path) -> None:
+    """BATCH-1: numpy, another thread or a reference cycle may hold a batch, also after the loader has closed.
+
+    Copies are independent.
+    """
     with open_loader(dataset, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         array = next(iterator).video.numpy()[0, 1]
@@ -199,7 +205,7 @@ def test_batches_held_in_odd_ways(dataset: Path) -> None:
 
 
 def test_epochs_without_a_step_at_the_end_of_a_loop_belong_to_it(tmp_path: Path) -> None:
-    """PLAN-2: the next loop has the steps that its epochs promise."""
+    """PLAN-2: the next loop has the number of steps that its epochs announce."""
     root = build_dataset(tmp_path, {SMALL: [3]})
     with open_loader(root, batch_size=4, num_epochs=5) as loader:
         counts = []
@@ -209,7 +215,7 @@ def test_epochs_without_a_step_at_the_end_of_a_loop_belong_to_it(tmp_path: Path)
         assert loader.epoch == 15
 
 
-def test_a_move_ends_the_loop_and_a_refused_one_does_not(dataset: Path) -> None:
+def test_a_position_change_ends_the_loop_but_a_refused_one_does_not(dataset: Path) -> None:
     with open_loader(dataset, num_workers=2) as loader:
         iterator = iter(loader)
         first = next(iterator).sample_keys
@@ -232,7 +238,7 @@ def test_a_move_ends_the_loop_and_a_refused_one_does_not(dataset: Path) -> None:
         assert loader.epoch == 5 and len(list(map(id, loader))) == 23 and loader.epoch == 6
 
 
-def test_the_ring_is_as_large_as_its_largest_bucket_asks(tmp_path: Path) -> None:
+def test_the_ring_is_sized_for_its_largest_bucket(tmp_path: Path) -> None:
     root = build_dataset(tmp_path, {SMALL: [2], LONG: [3]})
     with open_loader(root, batch_size=2, limits={"prefetch_bytes": 0}) as loader:
         largest = 2 * 17 * 64 * 96 * 3
@@ -241,8 +247,8 @@ def test_the_ring_is_as_large_as_its_largest_bucket_asks(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_store_that_cannot_be_read_is_an_error_that_names_the_sample(tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: that a tar is not there proves nothing of its bytes, and nothing takes the place of its samples."""
+def test_an_unreadable_store_is_an_error_that_names_the_sample(tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: a missing tar does not show that its bytes are bad, so its samples are not replaced."""
     root = build_dataset(tmp_path, {SMALL: [2, 2]})
     shard = root / "shards/96x64-5f/96x64-5f-000000.tar"
     shard.unlink()
@@ -255,7 +261,7 @@ def test_a_store_that_cannot_be_read_is_an_error_that_names_the_sample(tmp_path:
         shard.mkdir(exist_ok=True)
 
 
-def test_no_dataset_and_no_split(tmp_path: Path, dataset: Path) -> None:
+def test_a_missing_dataset_or_split_is_an_error(tmp_path: Path, dataset: Path) -> None:
     with pytest.raises(DatasetError, match="no dataset at .*streamvid shard"):
         streamvid.VideoLoader(tmp_path, batch_size=1)
     with pytest.raises(DatasetError, match="split='val' has no samples in .*'train'"):
@@ -263,7 +269,7 @@ def test_no_dataset_and_no_split(tmp_path: Path, dataset: Path) -> None:
 
 
 def test_a_plan_without_a_step_is_an_error_with_remedies(dataset: Path) -> None:
-    """PLAN-4."""
+    """PLAN-4: the error gives the number of samples and suggests tail='pad'."""
     with pytest.raises(PlanError, match=r"11 sample.*tail='pad'"):
         open_loader(dataset, batch_size=100)
     with open_loader(dataset, batch_size=100, tail="pad") as loader:
@@ -281,7 +287,7 @@ def test_a_plan_without_a_step_is_an_error_with_remedies(dataset: Path) -> None:
         ({"batch_size": {"96x64-5f": 1}}, "64x96-9f"),
     ],
 )
-def test_options_that_cannot_be(dataset: Path, options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused(dataset: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         streamvid.VideoLoader(dataset, **options)  # type: ignore[arg-type]
 
@@ -292,14 +298,14 @@ def test_tokens_decide_the_batch_size(dataset: Path) -> None:
 
 
 def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path: Path) -> None:
-    """PLAN-5: positions mean something for one dataset, split, seed and shuffle only."""
+    """PLAN-5: positions are valid only for one dataset, split, seed and shuffle."""
     other = build_dataset(tmp_path, {SMALL: [5], TALL: [3]})
     with open_loader(dataset) as loader:
         state = loader.state_dict()
     for options, name in (
         ({"seed": 1}, "seed is 0"),
         ({"shuffle": "none"}, "shuffle is 'window'"),
-        ({"tail": "pad"}, "tail is 'carry'"),  # which would lose what was carried into the epoch
+        ({"tail": "pad"}, "tail is 'carry'"),  # would lose samples that were carried into the epoch
     ):
         with (
             open_loader(dataset, **options) as loader,  # type: ignore[arg-type]
@@ -314,7 +320,7 @@ def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path:
 
 
 def test_a_copied_dataset_is_the_same_dataset(dataset: Path, tmp_path: Path) -> None:
-    """FETCH-2: a path and a file:// URL give the same plan and batches, wherever the dataset lies."""
+    """FETCH-2: a path and a file:// URL give the same plan and batches, wherever the dataset is stored."""
     copy = tmp_path / "elsewhere"
     shutil.copytree(dataset, copy)
     with open_loader(dataset) as loader:
@@ -326,13 +332,13 @@ def test_a_copied_dataset_is_the_same_dataset(dataset: Path, tmp_path: Path) -> 
         assert [batch.sample_keys for batch in loader] == rest
 
 
-def test_a_dataloader_around_it_says_what_to_do(dataset: Path) -> None:
+def test_wrapping_it_in_a_dataloader_is_an_error_with_a_remedy(dataset: Path) -> None:
     with open_loader(dataset) as loader, pytest.raises(TypeError, match="Do not wrap it in a torch DataLoader"):
         next(iter(torch.utils.data.DataLoader(loader)))  # type: ignore[arg-type]
 
 
-def test_accelerate_returns_the_loader_as_it_is(dataset: Path) -> None:
-    # In a process of its own, because accelerate keeps one state per process.
+def test_accelerate_returns_the_loader_unchanged(dataset: Path) -> None:
+    # Runs in a separate process, because accelerate keeps one state per process.
     code = "import sys, accelerate, streamvid\n"
     code += "with streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=0) as loader:\n"
     code += "    assert accelerate.Accelerator(cpu=True).prepare(loader) is loader"
@@ -340,7 +346,10 @@ def test_accelerate_returns_the_loader_as_it_is(dataset: Path) -> None:
 
 
 def test_a_first_batch_imports_only_what_it_needs(dataset: Path) -> None:
-    """pyarrow's own ways to numpy import pandas, which takes four times as long as all else; numpy.unique imports ma."""
+    """pyarrow's conversions to numpy import pandas, which takes four times as long as all other imports together.
+
+    numpy.unique imports numpy.ma.
+    """
     code = "import sys, streamvid\n"
     code += "with streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=0) as loader: next(iter(loader))\n"
     code += "assert not {'pandas', 'numpy.ma'} & set(sys.modules)"

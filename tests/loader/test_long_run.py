@@ -1,7 +1,8 @@
-"""Hundreds of loops over one loader take no more memory, files or threads than the first few.
+"""Tests of long runs: later epochs of a loader take no more memory, files or threads than the first few.
 
-Memory is that of the loader's whole process tree, each shared page counted once (tools/bench_memory.py). It is sampled
-while batches are on their way, and an epoch counts by its median. Files and threads are counted between two epochs.
+Memory is measured over the loader's whole process tree, with each shared page counted once (tools/bench_memory.py). It
+is sampled while batches are in flight, and an epoch is represented by its median. Files and threads are counted between
+epochs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ with streamvid.VideoLoader(root, num_workers=workers, **options) as loader:
 
 
 def stream(root: Path, num_epochs: int, num_workers: int, **options: Any) -> dict[str, list[Any]]:
-    """By epoch: "samples" [delivered, different], "bytes", and "files" and "threads" of each process, sorted."""
+    """Run epochs in a subprocess and return measurements per epoch.
+
+    samples: [delivered, distinct].
+    bytes: median memory of the process tree.
+    files, threads: sorted counts of all processes.
+    """
     command = [sys.executable, "-c", STREAM, str(root), str(num_epochs), str(num_workers), json.dumps(options)]
     measured: dict[str, list[Any]] = {"samples": [], "bytes": [], "files": [], "threads": []}
     with (
@@ -60,7 +66,10 @@ def stream(root: Path, num_epochs: int, num_workers: int, **options: Any) -> dic
 
 
 def count(pid: int, num_processes: int, last: list[list[int]]) -> dict[str, list[int]]:
-    """Open files and threads of each process of a tree; a thread of the loop that just ended may take a moment more."""
+    """Count the open files and threads of each process in a tree.
+
+    A thread of the previous loop may take a moment to end.
+    """
     until = time.monotonic() + 5
     while True:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -75,7 +84,10 @@ def count(pid: int, num_processes: int, last: list[list[int]]) -> dict[str, list
 
 
 def check(measured: dict[str, list[Any]], *, first: int, span: int) -> None:
-    """The last `span` epochs against as many from epoch number `first` on, from 1; libraries open things before."""
+    """Compare the last `span` epochs with `span` epochs that start at number `first`, counted from 1.
+
+    Libraries open files and threads before epoch `first`.
+    """
     before = statistics.median(measured["bytes"][first - 1 : first - 1 + span])
     after = statistics.median(measured["bytes"][-span:])
     print(f"{before / MIB:.1f} MiB, later {after / MIB:.1f} MiB; by epoch", *(int(b / MIB) for b in measured["bytes"]))
@@ -86,12 +98,12 @@ def check(measured: dict[str, list[Any]], *, first: int, span: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_eight_epochs_end_as_they_began(dataset: Path, num_workers: int) -> None:
+def test_eight_epochs_use_constant_resources(dataset: Path, num_workers: int) -> None:
     check(stream(dataset, 8, num_workers, batch_size=1, limits={"prefetch_bytes": 4 * MIB}), first=3, span=3)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_fifty_epochs_of_the_corpus_end_as_they_began(sharded: Sharded) -> None:
-    """The acceptance line: epochs 46 to 50 against 3 to 7."""
+def test_fifty_epochs_of_the_corpus_use_constant_resources(sharded: Sharded) -> None:
+    """Acceptance test: epochs 46 to 50 are compared with epochs 3 to 7."""
     check(stream(sharded.root, 50, 2, batch_size=2, tail="pad"), first=3, span=5)

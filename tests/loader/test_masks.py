@@ -1,4 +1,4 @@
-"""Masks keep their values: class ids and 0/255 are never mixed, whatever file holds them and however it is stored."""
+"""Tests of masks: class ids and 0/255 are never mixed, for any file format and any storage."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Values = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def ids(ids: tuple[int, ...] = IDS, seed: int = 0) -> Values:
-    """Blots of class ids, with edges at every pixel."""
+    """Return a mask of small blocks with random class ids."""
     coarse = np.random.default_rng(seed).choice(np.array(ids, np.uint8), (HEIGHT // 3, WIDTH // 3))
     return np.roll(coarse.repeat(3, 0).repeat(3, 1), (1, 2), (0, 1))
 
 
 def nearest(values: Values) -> Values:
-    """By another program, at a third of the size."""
+    """Return the mask at a third of its size, resized by another program."""
     return np.asarray(Image.fromarray(values).resize((WIDTH // 3, HEIGHT // 3), Image.Resampling.NEAREST))
 
 
@@ -44,7 +44,7 @@ def written(image: Image.Image, kind: str = "png", **options: Any) -> bytes:
 
 
 def palette(values: Values) -> bytes:
-    """Like DAVIS's: ids are indices of a palette, whose colors mean nothing."""
+    """Encode ids as palette indices, as in DAVIS; the palette's colors have no meaning."""
     image = Image.fromarray(values, "P")
     image.putpalette(np.random.default_rng(3).integers(0, 256, 768, np.uint8).tobytes())
     return written(image)
@@ -76,7 +76,7 @@ def lossless(frames: list[Values], pixel_format: str = "gray", codec: str = "ffv
 
 
 def delivered(folder: Path, rows: list[dict[str, str]], bucket: str, kind: str, **options: Any) -> dict[str, Values]:
-    """The masks that a consumer gets, (T, H, W) by caption."""
+    """Shard the rows and return the delivered masks, (T, H, W) by caption."""
     media = {"mask:matte": "matte"}
     report = shard(
         write_rows(folder / "metadata.jsonl", rows),
@@ -96,8 +96,8 @@ def delivered(folder: Path, rows: list[dict[str, str]], bucket: str, kind: str, 
 
 
 @pytest.mark.parametrize(("kind", "pixels"), [("copy", "yuv420p"), ("native", "rgb24")])
-def test_class_ids_of_pictures_are_kept(tmp_path: Path, kind: str, pixels: str) -> None:
-    """SAMPLE: every stored form of a mask arrives as the nearest pixels' ids."""
+def test_class_ids_of_images_are_kept(tmp_path: Path, kind: str, pixels: str) -> None:
+    """SAMPLE: for every stored form of a mask, the ids of the nearest pixels are delivered."""
     rows, expected = [], {}
     for number, (name, (write, allowed)) in enumerate(STILLS.items()):
         values = ids(allowed, number)
@@ -112,7 +112,7 @@ def test_class_ids_of_pictures_are_kept(tmp_path: Path, kind: str, pixels: str) 
 
 @pytest.mark.parametrize("kind", ["copy", "native"])
 def test_class_ids_of_videos_are_kept(tmp_path: Path, kind: str) -> None:
-    """SAMPLE-2: frame by frame, also of a stored frame that a player turns."""
+    """SAMPLE-2: ids are kept in each frame, also in a stored video that players rotate."""
     frames = [ids(seed=number) for number in range(NUM_FRAMES)]
     clip = frames_of("bikes", WIDTH, HEIGHT, NUM_FRAMES)
     (tmp_path / "clip.mp4").write_bytes(clip_of(clip))
@@ -128,7 +128,7 @@ def test_class_ids_of_videos_are_kept(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_mask_with_more_than_8_bits_is_rejected(tmp_path: Path) -> None:
-    """Its ids would be cut off: the rejection says so."""
+    """Its ids would be truncated, so the error names its bit depth."""
     (tmp_path / "deep.png").write_bytes(written(Image.fromarray(ids().astype(np.uint16) * 256)))
     (tmp_path / "clip.png").write_bytes(png_of(frames_of("bikes", WIDTH, HEIGHT, 1)[0]))
     rows = write_rows(tmp_path / "metadata.jsonl", [{"path": "clip.png", "caption": "deep", "matte": "deep.png"}])

@@ -1,4 +1,4 @@
-"""batch.media: what goes with a clip is delivered with it, frame by frame and part by part (SAMPLE-1, BAD-1)."""
+"""Tests of batch.media: conditioning inputs have the same frames and the same crop as their clip (SAMPLE-1, BAD-1)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def roots(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A copied dataset, one whose frames are read 16 a second, and a native one of 16."""
+    """Datasets of copied clips, copied clips resampled to 16 fps, native clips, and native clips at 16 fps."""
     kinds: dict[str, dict[str, Any]] = {
         "copy": {},
         "resampled": {"fps": 16},
@@ -94,7 +94,10 @@ def clip_number(key: str) -> int:
 
 
 def check_sample(batch: streamvid.Batch, slot: int) -> list[int]:
-    """That all media of a sample are those of its clip, each frame the clip's; the clip's frames."""
+    """Check that all conditioning inputs of a sample match its clip, frame by frame.
+
+    Return the clip's frame numbers.
+    """
     k = clip_number(batch.sample_keys[slot])
     shown = numbers(batch.video[slot])
     frames = [number - 100 * k for number in shown if number is not None]
@@ -112,21 +115,23 @@ def check_sample(batch: streamvid.Batch, slot: int) -> list[int]:
     return frames
 
 
-def test_more_samples_at_once_than_the_workers_can_be_told_of(roots: dict[str, Path]) -> None:
-    """STOP-1: what is left to decode of a sample is asked for while its workers still tell of others: no one waits for
-    the other. Tasks of some 170 samples wait in the workers' socket at most."""
+def test_more_samples_in_flight_than_the_sockets_of_workers_can_hold(roots: dict[str, Path]) -> None:
+    """STOP-1: the loader requests the remaining decoding of a sample while workers still report others.
+
+    This must not deadlock. The tasks of at most about 170 samples fit into a worker's socket.
+    """
     many = [streamvid.DatasetConfig(url=str(roots["copy"]), num_repeats=60)]
     options = {"num_workers": 2, "batch_size": 1, "limits": {"prefetch_bytes": 2**27, "sample_timeout_seconds": 20}}
     count = 0
     for _ in batches(many, **options):
-        time.sleep(0.002)  # so that more is under way than is decoded
+        time.sleep(0.002)  # so that more samples are in flight than have been decoded
         count += 1
     assert count == 60 * NUM_CLIPS
 
 
 @pytest.mark.parametrize("name", ["copy", "resampled", "native", "native-16"])
-def test_every_medium_shows_the_clips_frames(roots: dict[str, Path], name: str) -> None:
-    """SAMPLE-1, SAMPLE-2: whichever window is drawn; DIFFSYNTH row 3 (several media), row 4 (lists of images)."""
+def test_every_conditioning_input_shows_the_clips_frames(roots: dict[str, Path], name: str) -> None:
+    """SAMPLE-1, SAMPLE-2: windows are drawn at random; DIFFSYNTH row 3 (several inputs), row 4 (lists of images)."""
     windows = set()
     for epoch in range(3):
         with open_loader(roots[name], batch_size=2, media=NAMES, output={"layout": "BTHWC"}, tail="uneven") as loader:
@@ -137,13 +142,13 @@ def test_every_medium_shows_the_clips_frames(roots: dict[str, Path], name: str) 
                 assert tuple(batch.media["reference"].shape) == (len(batch.text), 2, 1, 64, 96, 3)
                 for slot, key in enumerate(batch.sample_keys):
                     windows.add((key, *check_sample(batch, slot)))
-    assert len(windows) > NUM_CLIPS  # not one window a clip: they are drawn
+    assert len(windows) > NUM_CLIPS  # more than one window per clip, because they are drawn
 
 
 @pytest.mark.parametrize("temporal", ["head", "middle", "uniform", "chunk", "opensora"])
 @pytest.mark.parametrize("name", [pytest.param("copy", marks=pytest.mark.slow), "resampled"])
-def test_however_frames_are_chosen(roots: dict[str, Path], name: str, temporal: str) -> None:
-    """SAMPLE-2: even where two frames are as near to a time: the clip's choice is the medium's."""
+def test_conditioning_inputs_follow_every_temporal_view(roots: dict[str, Path], name: str, temporal: str) -> None:
+    """SAMPLE-2: even if two frames are equally close to a time, the conditioning inputs use the clip's choice."""
     found = [
         check_sample(batch, slot) for batch in batches(roots[name], view={"temporal": temporal}) for slot in range(2)
     ]
@@ -158,7 +163,7 @@ def test_random_intervals(roots: dict[str, Path]) -> None:
 
 
 def deliveries(root: Any, **options: Any) -> dict[str, str]:
-    """Key → digest of all media of its delivery."""
+    """Return a digest of each sample's delivered clip and conditioning inputs, by key."""
     found = {}
     for batch in batches(root, **options):
         for slot, key in enumerate(batch.sample_keys):
@@ -170,7 +175,7 @@ def deliveries(root: Any, **options: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["copy", "native"])
 def test_ranks_workers_and_batch_sizes_change_nothing(roots: dict[str, Path], name: str) -> None:
-    """SAMPLE-1: the same seed, key and visit is the same media."""
+    """SAMPLE-1: the same seed, key and visit give the same conditioning inputs."""
     alone = deliveries(roots[name])
     assert len(alone) == NUM_CLIPS
     shared: dict[str, str] = {}
@@ -182,7 +187,7 @@ def test_ranks_workers_and_batch_sizes_change_nothing(roots: dict[str, Path], na
 
 
 def test_a_resumed_run_delivers_the_same(roots: dict[str, Path]) -> None:
-    """PLAN-5, SAMPLE-1."""
+    """PLAN-5, SAMPLE-1: a resume with a different number of workers gives the same conditioning inputs."""
 
     def digests(loader: streamvid.VideoLoader, stop: int | None = None) -> list[tuple[list[str], str]]:
         found = []
@@ -205,8 +210,8 @@ def test_a_resumed_run_delivers_the_same(roots: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["copy", pytest.param("native", marks=pytest.mark.slow)])
-def test_planes_become_the_same_pictures(roots: dict[str, Path], name: str) -> None:
-    """YUV-1: media too, and what a sample has not stays black; in every layout."""
+def test_planes_give_the_same_frames(roots: dict[str, Path], name: str) -> None:
+    """YUV-1: conditioning inputs agree, too, in every layout. Inputs that a sample lacks stay black."""
     exact = {
         key: batch
         for batch in batches(roots[name], output={"accuracy": "exact"}, batch_size=1)
@@ -226,8 +231,8 @@ def test_planes_become_the_same_pictures(roots: dict[str, Path], name: str) -> N
         assert batch.media["reference"][0, 1].max() == 0 or batch.media_present["reference"][0, 1]
 
 
-def test_a_batch_with_media_is_a_batch(roots: dict[str, Path]) -> None:
-    """BATCH-1: it moves, is cloned, pickled and normalised as a whole, and outlives its place in the ring."""
+def test_a_batch_with_media_behaves_like_any_batch(roots: dict[str, Path]) -> None:
+    """BATCH-1: the batch is moved, cloned, pickled and normalized as a whole, and outlives its ring slot."""
     kept = []
     for batch in batches(roots["copy"], output={"layout": "BCTHW"}):
         own = batch.clone()
@@ -247,18 +252,18 @@ def test_a_batch_with_media_is_a_batch(roots: dict[str, Path]) -> None:
 
 
 def test_memory_is_counted(roots: dict[str, Path]) -> None:
-    """The ring has room for media, so that a loader with the least of it goes on and on."""
+    """The ring has room for conditioning inputs, so that a loader with the smallest ring keeps running."""
     options: dict[str, Any] = {"batch_size": 6, "limits": {"prefetch_bytes": 0}, "num_workers": 0, "tail": "drop"}
     with streamvid.VideoLoader(roots["copy"], **options) as plain:
         without = plain.ring_bytes
     with streamvid.VideoLoader(roots["copy"], **options, media=NAMES, num_epochs=4) as loader:
-        values = 6 * (3 * (NUM_FRAMES + 2) + NUM_FRAMES) * 96 * 64  # three channels, and one of the mask
+        values = 6 * (3 * (NUM_FRAMES + 2) + NUM_FRAMES) * 96 * 64  # three channels, and one for the mask
         assert loader.ring_bytes - without >= 3 * values
         assert sum(1 for _ in loader) == 4
 
 
 def damage(root: Path, key: str, name: str) -> None:
-    """Change one byte of a medium of a sample where it is stored."""
+    """Change one stored byte of a sample's conditioning input."""
     dataset = open_dataset(root)
     for info in dataset.shards:
         for row in dataset.samples(info).to_pylist():
@@ -275,8 +280,10 @@ def damage(root: Path, key: str, name: str) -> None:
 @pytest.mark.parametrize(
     "medium", ["control", *(pytest.param(name, marks=pytest.mark.slow) for name in ("matte", "reference"))]
 )
-def test_a_sample_with_a_bad_medium_is_replaced_whole(source: Path, tmp_path: Path, medium: str) -> None:
-    """BAD-1: clip, media, key and caption are the substitute's; without that medium the sample is good."""
+def test_a_sample_with_a_bad_conditioning_input_is_replaced_as_a_whole(
+    source: Path, tmp_path: Path, medium: str
+) -> None:
+    """BAD-1: clip, inputs, key and caption all come from the substitute. Without the bad input, the sample is good."""
     root = tmp_path / "dataset"
     shard(source, root, shard_options(**OPTIONS))
     damage(root, "clip4", medium)
@@ -307,8 +314,8 @@ def deliveries_without(root: Path, medium: str) -> set[str]:
     return {key for batch in batches(root, media=names) for key in batch.sample_keys}
 
 
-def test_a_medium_that_does_not_decode_is_bad(tmp_path: Path) -> None:
-    """BAD-1: right bytes, as far as a checksum can tell; with and without workers."""
+def test_a_conditioning_input_that_does_not_decode_is_bad(tmp_path: Path) -> None:
+    """BAD-1: the checksum of the input matches, but the input does not decode, with and without workers."""
     rows = make_rows(tmp_path, 4)
     control = numbered(frames_of("carphone_pristine", WIDTH, HEIGHT, 26), CONTROL)
     data = bytearray(clip_of(control))
@@ -319,7 +326,7 @@ def test_a_medium_that_does_not_decode_is_bad(tmp_path: Path) -> None:
     options = OPTIONS | {"media": {"control": "control_video"}}
     report = shard(write_rows(tmp_path / "metadata.jsonl", rows), tmp_path / "dataset", shard_options(**options))
     if report.num_samples < 4:
-        pytest.fail(f"probing must not notice, or nothing is tested: {report.summary()}")
+        pytest.fail(f"probing rejected the damaged input, so nothing would be tested: {report.summary()}")
     for num_workers in (0, 1):
         with streamvid.VideoLoader(
             tmp_path / "dataset",
@@ -334,9 +341,11 @@ def test_a_medium_that_does_not_decode_is_bad(tmp_path: Path) -> None:
         assert sorted({clip_number(key) for key in keys}) == [0, 1, 3]
 
 
-def test_one_crop_for_the_clip_and_what_goes_with_it(tmp_path: Path) -> None:
-    """The drawn part of the picture is the medium's too, though the clip is turned; and where the medium is smaller, to
-    two of its own pixels."""
+def test_the_clip_and_its_conditioning_inputs_share_one_crop(tmp_path: Path) -> None:
+    """The inputs get the crop that was drawn for the clip, even if the clip is rotated.
+
+    A smaller input is cropped with an accuracy of two of its own pixels.
+    """
     frames = numbered(frames_of("bikes", WIDTH, HEIGHT, 16), 0)
     small = frames.reshape(16, HEIGHT // 2, 2, WIDTH // 2, 2, 3).mean((2, 4)).astype(np.uint8)
     for name, pictures in (("plain", frames), ("same", frames), ("small", small)):
@@ -365,12 +374,12 @@ def test_one_crop_for_the_clip_and_what_goes_with_it(tmp_path: Path) -> None:
             shifts = [((video - small_one.roll(shift, 4)) ** 2).mean((1, 2, 3, 4)) for shift in (0, 5, -5)]
             assert (shifts[0] < shifts[1]).all() and (shifts[0] < shifts[2]).all(), (spatial, shifts)
             parts |= {video[slot].numpy().tobytes() for slot in range(2)}
-    assert len(parts) >= 14  # the parts differ
+    assert len(parts) >= 14  # the crops differ
 
 
 @pytest.mark.slow
 def test_uneven_frame_rates(tmp_path: Path) -> None:
-    """SAMPLE-2: a control video whose times are rounded otherwise shows the frames that the clip shows."""
+    """SAMPLE-2: a control video whose times are rounded differently shows the same frames as the clip."""
     steps = [40, 10, 70, 40, 33, 55, 21, 90, 40, 40, 5, 75, 40, 40, 120, 40, 40, 17, 63, 40]
     ticks = [sum(steps[:i]) for i in range(len(steps))]
     count = len(ticks)
@@ -393,8 +402,8 @@ def test_uneven_frame_rates(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
-    """Errors name the medium and what there is."""
+def test_invalid_requests_for_media_are_refused(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
+    """Errors name the conditioning input and the available ones."""
     for media, message in (
         (("depth",), "'depth' is not a conditioning input of .*available: control, matte, reference"),
         ("control", "a list of names"),
@@ -419,7 +428,7 @@ def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path
 
 @pytest.mark.slow
 def test_datasets_of_a_mix_share_media(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
-    """Lists of a mix are as long as the longest of its datasets."""
+    """Lists are as long as the longest list in any dataset of the mix."""
     rows = make_rows(tmp_path, 3)[:2]
     shard(write_rows(tmp_path / "metadata.jsonl", rows), tmp_path / "few", shard_options(**OPTIONS))
     lengths = {open_dataset(root).manifest.media["reference"].max_items for root in (tmp_path / "few", roots["copy"])}
@@ -431,8 +440,8 @@ def test_datasets_of_a_mix_share_media(roots: dict[str, Path], source: Path, tmp
 
 
 @pytest.mark.slow
-def test_stills_have_media(tmp_path: Path) -> None:
-    """An image whose control is an image, beside clips whose control is a video; both kinds are T frames of the bucket."""
+def test_images_have_conditioning_inputs(tmp_path: Path) -> None:
+    """Images have image inputs and clips have video inputs, both with the number of frames of their bucket."""
     rows = make_rows(tmp_path, 2)
     for row in rows[1:]:
         for name, frames in (
@@ -461,7 +470,7 @@ def test_stills_have_media(tmp_path: Path) -> None:
 def test_a_bucket_gives_the_same_media(
     roots: dict[str, Path], moto_server: S3Server, s3_env: S3Env, tmp_path: Path
 ) -> None:
-    """FETCH-2: several parts of a tar a sample, in few requests; through a cache as well."""
+    """FETCH-2: several parts of a tar are read per sample, in few requests, also through a cache."""
     s3_env(moto_server)
     url = f"s3://{moto_server.new_bucket()}/media"
     streamvid.copy_dataset(roots["copy"], url)

@@ -1,4 +1,4 @@
-"""Metrics of running loaders: the endpoint as Prometheus reads it, and the JSON lines."""
+"""Tests of the metrics of running loaders: the Prometheus endpoint and the JSON lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.loader.s3_run import uploaded
 from tests.processes import run_python
 from tests.servers import S3Env, S3Server
 
-Samples = dict[tuple[str, str], float]  # (name, value of the label that tells samples apart) → value
+Samples = dict[tuple[str, str], float]  # (name, value of the label that distinguishes samples) → value
 
 DASHBOARD = Path(__file__).parents[2] / "configs" / "grafana" / "loader.json"
 VARIABLES = ("STREAMVID_METRICS_PORT", "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -48,7 +48,7 @@ def scrape(port: int, host: str = "127.0.0.1") -> list[Any]:
 
 
 def samples_of(families: list[Any], **labels: str) -> Samples:
-    """The samples that have these labels."""
+    """Return the samples that have these labels."""
     extra = ("le", "by", "cause")
     return {
         (one.name.removeprefix("streamvid_loader_"), "".join(one.labels.get(name, "") for name in extra)): one.value
@@ -115,10 +115,10 @@ def test_counters_never_fall_and_the_store_is_among_them(
     assert read[-1]["cache_max_bytes", ""] == 1 << 26
     shown = set(re.findall(r"streamvid_loader_(\w+)\{", DASHBOARD.read_text().replace('\\"', "'")))
     exported = {name for name, _ in read[-1]} | {"store_errors_total"}  # there were no errors
-    assert len(shown) > 15 and not shown - exported, "the dashboard shows metrics that exist"
+    assert len(shown) > 15 and not shown - exported, "the dashboard shows only metrics that exist"
 
 
-def test_loaders_of_a_process_share_a_port_and_are_told_apart(dataset: Path, port: int) -> None:
+def test_loaders_of_a_process_share_a_port_and_are_distinguished(dataset: Path, port: int) -> None:
     first = open_loader(dataset, output={"metrics_port": port})
     second = open_loader(dataset, batch_size=2, output={"metrics_port": port}, world=streamvid.World(1, 2))
     next(iter(first))
@@ -172,7 +172,7 @@ def test_the_environment_sets_the_port_of_each_local_rank(
         open_loader(dataset, output={"metrics_port": 0})
 
 
-def test_only_this_machine_reaches_it_unless_it_is_told_otherwise(dataset: Path, port: int) -> None:
+def test_the_endpoint_is_local_by_default(dataset: Path, port: int) -> None:
     for host, reached in (("127.0.0.1", False), ("127.0.0.2", True)):
         with open_loader(dataset, output={"metrics_port": port, "metrics_host": host}) as loader:
             next(iter(loader))
@@ -200,7 +200,7 @@ def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
     return map(json.loads, path.read_text().splitlines())
 
 
-def test_json_lines_hold_what_stats_says(dataset: Path, tmp_path: Path) -> None:
+def test_json_lines_match_stats(dataset: Path, tmp_path: Path) -> None:
     with open_loader(dataset, output={"metrics_folder": tmp_path / "metrics"}) as loader:
         for _ in loader:
             pass

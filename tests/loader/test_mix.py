@@ -1,4 +1,4 @@
-"""Several datasets in one loader, and conditions on their columns: the promises hold over the mix."""
+"""Tests of several datasets in one loader, with conditions on their columns: all guarantees hold for the mix."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ World, DatasetConfig = streamvid.World, streamvid.DatasetConfig
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """12 + 11 samples, and 7 + 3: SMALL is in both, TALL and LONG in one each."""
+    """Datasets of 12 + 11 and 7 + 3 samples. Both contain SMALL, only the first TALL, and only the second LONG."""
     root = tmp_path_factory.mktemp("two")
     first = build_dataset(root / "first", {SMALL: [5, 4, 3], TALL: [6, 5]})
     return first, build_dataset(root / "second", {SMALL: [4, 3], LONG: [3]}, variants=2)
 
 
 def received(datasets: Any, num_ranks: int = 1, **options: Any) -> list[list[tuple[str, str, str]]]:
-    """What each rank gets in all steps: (bucket, key, text)."""
+    """Return (bucket, key, text) of all samples that each rank receives."""
     told = []
     for rank in range(num_ranks):
         mine = {"batch_size": 1, "num_workers": 0, **options}
@@ -39,7 +39,10 @@ def received(datasets: Any, num_ranks: int = 1, **options: Any) -> list[list[tup
 
 
 def test_repeats_of_several_datasets(two: tuple[Path, Path]) -> None:
-    """PLAN-4: each sample as often as its dataset is repeated, over all ranks; the samples of one bucket mix."""
+    """PLAN-4: over all ranks, each sample is delivered as often as its dataset is repeated.
+
+    A bucket's samples are mixed.
+    """
     configs = [
         DatasetConfig(two[0], num_repeats=2),
         DatasetConfig(two[1], num_repeats="1/2", captions={"prefix": "B: "}),
@@ -59,7 +62,10 @@ OTHER = Bucket(num_frames=5, height=96, width=128, resolution="240px", aspect_ra
 
 
 def test_buckets_of_one_shape_stay_apart_within_a_dataset(tmp_path: Path) -> None:
-    """PLAN-4: two resolutions may have one shape (`--multiple 64`), and each sample comes under its own bucket's id."""
+    """PLAN-4: two resolutions may have the same shape (`--multiple 64`).
+
+    Each sample is delivered under its own bucket id.
+    """
     one = build_dataset(tmp_path / "one", {NAMED: [3], SMALL: [2, 2]})
     other = build_dataset(tmp_path / "other", {SMALL: [5]}, variants=2)
     (rows,) = received(one, batch_size={NAMED.id: 1, SMALL.id: 2})
@@ -71,8 +77,11 @@ def test_buckets_of_one_shape_stay_apart_within_a_dataset(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
-def test_a_name_that_stands_for_two_shapes(tmp_path: Path) -> None:
-    """PLAN-3: of two datasets that were sharded with other multiples, each keeps its shape; the size names the second."""
+def test_a_bucket_name_with_two_shapes(tmp_path: Path) -> None:
+    """PLAN-3: two datasets sharded with different multiples keep their shapes.
+
+    The second bucket is named by its size.
+    """
     first = build_dataset(tmp_path / "first", {NAMED: [3]})
     second = build_dataset(tmp_path / "second", {OTHER: [4]})
     shapes = {}
@@ -89,7 +98,7 @@ def test_a_name_that_stands_for_two_shapes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["samples", "tokens"])
 def test_weights_are_shares_of_an_epoch(two: tuple[Path, Path], by: Any) -> None:
-    """Of samples or of tokens, exactly up to the rounding of each bucket."""
+    """Shares of samples or tokens are exact up to the rounding of each bucket."""
     configs = [DatasetConfig(two[0], weight=1), DatasetConfig(two[1], weight=3, captions={"prefix": "B: "})]
     options: dict[str, Any] = {"schedule": {"samples_per_epoch": 60, "mix_by": by}, "tail": "uneven"}
     (rows,) = received(configs, **options)
@@ -101,8 +110,8 @@ def test_weights_are_shares_of_an_epoch(two: tuple[Path, Path], by: Any) -> None
     assert share[True] / sum(share.values()) == pytest.approx(0.75, abs=0.06)
 
 
-def test_a_mix_goes_on_with_other_ranks(two: tuple[Path, Path]) -> None:
-    """PLAN-5 over a mix: stopped twice, with 1, 3 and 2 ranks, every sample comes once."""
+def test_a_mix_resumes_with_other_ranks(two: tuple[Path, Path]) -> None:
+    """PLAN-5: a run that is stopped twice, with 1, 3 and 2 ranks, delivers every sample once."""
     configs = [DatasetConfig(two[0]), DatasetConfig(two[1], captions={"prefix": "B: "})]
     seen = Counter(
         (batch.bucket.id, batch.sample_keys[slot], batch.text[slot].startswith("B: "))
@@ -112,8 +121,8 @@ def test_a_mix_goes_on_with_other_ranks(two: tuple[Path, Path]) -> None:
     assert len(seen) == 33 and set(seen.values()) == {1}
 
 
-def test_draws_of_a_dataset_hang_on_its_name(two: tuple[Path, Path]) -> None:
-    """SAMPLE-1: another dataset beside it changes no window of its samples; the same dataset twice draws twice."""
+def test_draws_of_a_dataset_depend_on_its_name(two: tuple[Path, Path]) -> None:
+    """SAMPLE-1: adding another dataset changes no window. Listing the same dataset twice draws its windows twice."""
 
     def windows(configs: Any) -> dict[tuple[str, str], bytes]:
         with streamvid.VideoLoader(configs, batch_size=1, num_workers=0, tail="uneven") as loader:
@@ -129,8 +138,8 @@ def test_draws_of_a_dataset_hang_on_its_name(two: tuple[Path, Path]) -> None:
     assert any(of_a[key, "A:"] != of_a[key, "C:"] for key, prefix in of_a if prefix == "A:")
 
 
-def test_where_leaves_out_what_does_not_meet_it(two: tuple[Path, Path], monkeypatch: Any, tmp_path: Path) -> None:
-    """PLAN-6: by columns of the user and of the index, for all datasets and for one; counts are those of the filter."""
+def test_where_leaves_out_samples_that_do_not_match(two: tuple[Path, Path], monkeypatch: Any, tmp_path: Path) -> None:
+    """PLAN-6: conditions use user and index columns, for all datasets or for one. Sample counts are after filtering."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for where in ("score > 1", "score > 1 and year < 2004", f"bucket_id == '{SMALL.id}'"):
         (rows,) = received(two[0], where=where, columns=("score", "year"), tail="uneven")
@@ -149,7 +158,7 @@ def test_where_leaves_out_what_does_not_meet_it(two: tuple[Path, Path], monkeypa
 
 
 def test_images_and_videos_in_stated_proportions(two: tuple[Path, Path]) -> None:
-    """One dataset twice, each time with a condition: every epoch has three short clips for a long one."""
+    """One dataset is listed twice with different conditions, and every epoch has three short clips per long clip."""
     long = DatasetConfig(two[1], where="bucket_id == '96x64-17f'", weight=0.25, name="long")
     short = DatasetConfig(two[1], where="bucket_id != '96x64-17f'", weight=0.75, name="short")
     (rows,) = received([long, short], schedule={"samples_per_epoch": 40}, tail="uneven")
@@ -157,7 +166,7 @@ def test_images_and_videos_in_stated_proportions(two: tuple[Path, Path]) -> None
 
 
 def test_captions_of_each_dataset(two: tuple[Path, Path]) -> None:
-    """SAMPLE-1: another column, a prefix, and dropout that is drawn anew at each visit, whatever the workers."""
+    """SAMPLE-1: captions come from another column, with a prefix, and dropout is drawn per visit, for any workers."""
     config = DatasetConfig(two[0], captions={"column": "place", "prefix": "at ", "dropout": 0.5})
     runs = [received(config, num_epochs=4, num_workers=workers) for workers in (0, 2)]
     assert runs[0] == runs[1]
@@ -171,7 +180,10 @@ def test_captions_of_each_dataset(two: tuple[Path, Path]) -> None:
 
 
 def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Path], caplog: Any) -> None:
-    """PLAN-5: another filter, number of repeats, dataset or number of them is named; `force` goes on about there."""
+    """PLAN-5: the error names a different filter, number of repeats, dataset or number of datasets.
+
+    With `force`, the run resumes at an approximate position.
+    """
 
     def make(*configs: Any, **options: Any) -> streamvid.VideoLoader:
         return streamvid.VideoLoader(list(configs), batch_size=1, num_workers=0, **options)
@@ -217,15 +229,15 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
         (lambda a, b: [DatasetConfig(a, where="nope > 1")], "nope"),
     ],
 )
-def test_what_cannot_be_is_refused(two: tuple[Path, Path], make: Any, message: str) -> None:
+def test_invalid_mixes_are_refused(two: tuple[Path, Path], make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         streamvid.VideoLoader(make(*two), batch_size=1)
     with pytest.raises(ConfigError, match="schedule.samples_per_epoch=5 requires weights"):
         streamvid.VideoLoader(two[0], batch_size=1, schedule={"samples_per_epoch": 5})
 
 
-def test_the_seed_of_one_dataset_is_the_loaders(two: tuple[Path, Path]) -> None:
-    """SAMPLE-1: what a single dataset drew before there were mixes."""
+def test_a_single_dataset_uses_the_loaders_seed(two: tuple[Path, Path]) -> None:
+    """SAMPLE-1: a single dataset draws the same windows as before mixes were introduced."""
     with streamvid.VideoLoader(two[0], batch_size=1, num_workers=0, seed=5) as loader:
         batch = next(iter(loader))
     start = hash_below(24 - batch.bucket.num_frames + 1, 5, 1, hash_text(batch.sample_keys[0]), 0)

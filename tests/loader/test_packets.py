@@ -1,4 +1,4 @@
-"""A loader over a dataset with a packet index: the same batches from fewer bytes, and no frame that is not proved."""
+"""Tests of loaders over datasets with packet indices: the same batches from fewer bytes, and only verified frames."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Clips = list[ClipIndex | None]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten clips of ten GOPs each in two containers with an index and in one without, in two or more shards."""
+    """Dataset in several shards with eight indexed clips of ten GOPs each and two clips without an index."""
     folder = tmp_path_factory.mktemp("long")
     frames = frames_of("bikes", 192, 128, NUM_FRAMES + 8)
     for number in range(8):
@@ -65,7 +65,7 @@ def undamaged(built: Path) -> list[Delivered]:
 
 @pytest.fixture
 def root(built: Path, tmp_path: Path) -> Path:
-    """A copy to be damaged."""
+    """Copy of the dataset, to be damaged."""
     return Path(shutil.copytree(built, tmp_path / "dataset"))
 
 
@@ -80,7 +80,7 @@ def without_packets(root: Path) -> Path:
 
 
 def packets_of(source: Dataset, info: ShardInfo, rows: list[Row]) -> Clips:
-    """Of each sample of a shard; a shard without any has no table."""
+    """Return the packets of each sample in a shard; a shard without packets has no table."""
     place = [rows[0][name] for name in PLACE]
     if None in place:
         return [None] * len(rows)
@@ -89,7 +89,7 @@ def packets_of(source: Dataset, info: ShardInfo, rows: list[Row]) -> Clips:
 
 
 def rows_of(source: Dataset) -> list[tuple[Row, ClipIndex | None, str]]:
-    """(index row, packets, path of the tar) of every sample."""
+    """Return (index row, packets, path of the tar) of every sample."""
     found = []
     for info in source.shards:
         rows = source.samples(info).to_pylist()
@@ -101,7 +101,10 @@ def rows_of(source: Dataset) -> list[tuple[Row, ClipIndex | None, str]]:
 def rewrite(
     root: Path, change: Callable[[list[Row], Clips], Sequence[ClipIndex | None]], places: Row | None = None
 ) -> None:
-    """Other packets for each shard, with all checksums as they have to be; `places`: other values in those columns."""
+    """Replace the packets of each shard, with correct checksums.
+
+    places: values to store in the location columns instead.
+    """
     source = open_dataset(root)
     manifest, samples, packets = source.manifest, [], []
     for samples_file, packet_file in zip(manifest.files.samples, manifest.files.packets, strict=True):
@@ -137,7 +140,7 @@ def rewrite(
 
 
 def substituted(root: Path, **options: Any) -> tuple[int, int]:
-    """(samples that others took the place of, bytes read) in one epoch."""
+    """Return (number of substituted samples, bytes read) for one epoch."""
     with streamvid.VideoLoader(root, batch_size=2, num_epochs=1, **{"num_workers": 0} | options) as loader:
         for _ in loader:
             pass
@@ -145,7 +148,7 @@ def substituted(root: Path, **options: Any) -> tuple[int, int]:
     return stats.work.num_substituted, stats.work.num_bytes_fetched
 
 
-def test_the_dataset_is_what_these_tests_are_about(built: Path) -> None:
+def test_the_dataset_has_clips_with_and_without_an_index(built: Path) -> None:
     found = rows_of(open_dataset(built))
     assert sorted(clip is None for _, clip, _ in found) == [False] * 8 + [True] * 2
     assert len({path for _, _, path in found}) >= 2
@@ -155,7 +158,7 @@ def test_the_dataset_is_what_these_tests_are_about(built: Path) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("pixels", ["rgb24", "yuv420p"])
 def test_batches_are_the_same_with_and_without_packets(built: Path, root: Path, num_workers: int, pixels: str) -> None:
-    """SAMPLE-2, PLAN-5: bit for bit, and so that a state of one goes on in the other."""
+    """SAMPLE-2, PLAN-5: batches are bit-exact, also after a resume."""
     options = {"num_workers": num_workers, "num_epochs": 2, "output": {"pixels": pixels}}
     with_packets = deliveries(built, **options)
     assert len(with_packets) >= 18
@@ -165,7 +168,7 @@ def test_batches_are_the_same_with_and_without_packets(built: Path, root: Path, 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_only_the_bytes_of_the_windows_are_read(built: Path, root: Path, num_workers: int) -> None:
-    """A window of 5 frames leans on at most two of ten GOPs; the clips without packets are read whole."""
+    """A window of 5 frames depends on at most two of ten GOPs. Clips without packets are read whole."""
     found = rows_of(open_dataset(built))
     plain = sum(row["clip_bytes"] for row, clip, _ in found if clip is None)
     everything = sum(row["clip_bytes"] for row, _, _ in found)
@@ -175,7 +178,7 @@ def test_only_the_bytes_of_the_windows_are_read(built: Path, root: Path, num_wor
 
 
 def windows(root: Path, received: list[Delivered]) -> list[tuple[Row, Path, int, int]]:
-    """(row, path of its tar, first byte and end in the tar) of the window that is delivered of each indexed clip."""
+    """Return (row, path of its tar, first byte, end) of each indexed clip's delivered window, as offsets in the tar."""
     starts = {item.key: item.first_frame for item in received}
     found = []
     for row, clip, path in rows_of(open_dataset(root)):
@@ -195,8 +198,8 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_damage_that_is_read_is_replaced_and_other_damage_is_not_noticed(root: Path, num_workers: int) -> None:
-    """BAD-1: the first and the last byte of a range, and those on both sides of one."""
+def test_damage_that_is_read_is_replaced_and_other_damage_is_ignored(root: Path, num_workers: int) -> None:
+    """BAD-1: the damage is at the first or last byte of a range, or just outside of a range."""
     expected = deliveries(root, batch_size=2, num_workers=num_workers)
     inside, outside = [], []
     for number, (row, path, first, end) in enumerate(windows(root, expected)):
@@ -220,7 +223,7 @@ def test_damage_that_is_read_is_replaced_and_other_damage_is_not_noticed(root: P
 
 
 def test_a_bad_clip_is_counted_and_its_reason_names_the_checksum(root: Path, tmp_path: Path) -> None:
-    """BAD-1: by the packets' way and then by the clip's own checksum, with one line in the quarantine file."""
+    """BAD-1: the packet index and the clip's own checksum detect the damage, and the quarantine file has one line."""
     row, path, first, _ = windows(root, deliveries(root, batch_size=2))[0]
     flip(path, first + 5)
     with open_loader(root, batch_size=2, num_epochs=1, limits={"quarantine": tmp_path / "quarantine"}) as loader:
@@ -240,7 +243,7 @@ def with_info(clip: ClipIndex | None, **values: Any) -> ClipIndex | None:
 def test_a_clip_whose_packets_fail_is_delivered_through_its_container(
     root: Path, undamaged: list[Delivered], caplog: pytest.LogCaptureFixture, num_workers: int, values: dict[str, Any]
 ) -> None:
-    """BAD-1: it is not bad; its frames are what they were, and a warning names it."""
+    """BAD-1: the clip is not bad. Its frames do not change, and a warning names it."""
     victims: list[str] = []
 
     def change(rows: list[Row], clips: Clips) -> Clips:
@@ -257,26 +260,26 @@ def test_a_clip_whose_packets_fail_is_delivered_through_its_container(
     assert substituted(root, num_workers=num_workers)[0] == 0
 
 
-def test_packets_of_another_clip_are_no_frames(root: Path, undamaged: list[Delivered]) -> None:
-    """SAMPLE-2: rows that changed places: checksums of the pieces differ, and the clips themselves are good."""
+def test_packets_of_another_clip_are_not_decoded(root: Path, undamaged: list[Delivered]) -> None:
+    """SAMPLE-2: with swapped rows, the checksums of the pieces do not match, but the clips themselves are good."""
     rewrite(root, lambda rows, clips: _rotated(clips))
     assert deliveries(root, num_epochs=2) == undamaged
     assert substituted(root)[0] == 0
 
 
 def _rotated(clips: Clips) -> Clips:
-    """The indexes among these, each in the place of the next; of clips that are long enough for it."""
+    """Return the clips' indexes, where each clip has the index of the next shorter clip."""
     places = [number for number, clip in enumerate(clips) if clip is not None]
     ends = [clip.num_bytes for clip in clips if clip is not None]
     changed = list(clips)
     order = np.argsort(ends)
-    for here, there in zip(order, [*order[:1], *order[:-1]], strict=True):  # a shorter one in a longer one's place
+    for here, there in zip(order, [*order[:1], *order[:-1]], strict=True):  # a shorter clip's index for a longer clip
         changed[places[here]] = clips[places[there]]
     return changed
 
 
-def test_packets_of_another_number_of_frames_or_bytes_are_an_error(built: Path, tmp_path: Path) -> None:
-    """SAFE-1."""
+def test_packets_with_a_wrong_number_of_frames_or_bytes_are_an_error(built: Path, tmp_path: Path) -> None:
+    """SAFE-1: the error gives the numbers in the index and in the packet table."""
     for number, change in enumerate((_fewer_frames, _far_away)):
         root = Path(shutil.copytree(built, tmp_path / str(number)))
         rewrite(root, lambda rows, clips, change=change: [change(clip) for clip in clips])  # type: ignore[misc]
@@ -300,8 +303,8 @@ def _far_away(clip: ClipIndex | None) -> ClipIndex | None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_damaged_packet_file_is_an_error_and_no_frame(root: Path, num_workers: int) -> None:
-    """SHARD-2: each byte is under a checksum; the error names the file and what to do."""
+def test_a_damaged_packet_file_is_an_error(root: Path, num_workers: int) -> None:
+    """SHARD-2: checksums cover each byte. The error names the file and the remedy."""
     (file,) = open_dataset(root).manifest.files.packets
     size = (root / file.path).stat().st_size
     for at in (0, size // 2, size - 1):
@@ -321,8 +324,8 @@ def test_a_damaged_packet_file_is_an_error_and_no_frame(root: Path, num_workers:
 
 
 @pytest.mark.slow
-def test_whether_a_delivery_is_substituted_hangs_on_nothing_before_it(tmp_path: Path) -> None:
-    """BAD-1, PLAN-5: a clip with damage in one place is delivered wherever the window lies elsewhere, resumed or not."""
+def test_substitution_does_not_depend_on_earlier_deliveries(tmp_path: Path) -> None:
+    """BAD-1, PLAN-5: a partly damaged clip is delivered whenever its window is intact, with or without a resume."""
     root = tmp_path / "dataset"
     for number in range(6):
         (tmp_path / "videos").mkdir(exist_ok=True)
@@ -377,8 +380,8 @@ PLACES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("name", PLACES)
-def test_a_place_where_no_packet_table_can_be_is_an_error(root: Path, name: str, decode: bool) -> None:
-    """SAFE-1: before a byte is read or taken, and whoever was to read it."""
+def test_an_invalid_location_of_a_packet_table_is_an_error(root: Path, name: str, decode: bool) -> None:
+    """SAFE-1: the error is raised before any byte is read or memory is allocated, with and without decoding."""
     rewrite(root, lambda rows, clips: clips, PLACES[name])
     with (
         open_loader(root, output={"decode": decode}) as loader,
@@ -390,7 +393,7 @@ def test_a_place_where_no_packet_table_can_be_is_an_error(root: Path, name: str,
 
 
 def test_a_window_of_very_many_key_frames_reaches_a_worker(tmp_path: Path) -> None:
-    """A checksum each would make a message that no socket takes whole."""
+    """One checksum per key frame would make the message too large for a socket."""
     num_frames = 1700
     (tmp_path / "videos").mkdir()
     noise = ("-f", "lavfi", "-i", f"testsrc=s=32x32:r=100:d={num_frames / 100}")

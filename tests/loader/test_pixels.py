@@ -1,4 +1,4 @@
-"""pixels and accuracy: what the ring holds, and that `batch.video` is the same RGB whichever way it came about."""
+"""Tests of output.pixels and output.accuracy: the ring's content, and the same RGB in `batch.video` in every case."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ pytestmark = pytest.mark.timeout(120)
 
 NUM_CLIPS = 5
 BUCKETS = parse_buckets("96x64@5,64x64@1")
-# Decibels at least, by clips: planes that were scaled on their own, and planes as they are stored, where only rounding
-# differs. Native stills keep all of their chroma, of which planes have a quarter.
+# Minimum quality in decibels by clip: planes that were scaled separately, and planes as stored, where only rounding
+# differs. Native stills have full chroma resolution, whereas planes have a quarter of it.
 QUALITY = {"copy-": 45, "native-": 55, "native-still": 43}
-# Where black is 0, the default of swscale is not too dark.
+# With black at 0, the default of swscale is not too dark.
 FULL_RANGE = ("copy-b", "copy-still", "native-b", "native-still")
 
 
 def make_source(folder: Path, prefix: str = "") -> Path:
-    """Clips of three matrices and both ranges, one of them turned, and a still: all but that for one bucket."""
+    """Create clips with three matrices and both ranges, one of them rotated, and a still.
+
+    All but the still fit one bucket.
+    """
     folder.mkdir()
     for name, size, matrix, tag, color_range in (
         ("a.mp4", "192:128", "bt709", "bt709", "tv"),
@@ -55,7 +58,7 @@ def make_source(folder: Path, prefix: str = "") -> Path:
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A copy and a native dataset of the same clips under other names."""
+    """Copied and native datasets of the same clips under different names."""
     found = {}
     for clips in ("copy", "native"):
         folder = tmp_path_factory.mktemp(clips)
@@ -72,7 +75,7 @@ def loader_of(root: Any, **options: Any) -> streamvid.VideoLoader:
 
 
 def videos(root: Any, **options: Any) -> dict[str, torch.Tensor]:
-    """Key → its video in the loader's layout."""
+    """Return each sample's video in the loader's layout, by key."""
     with loader_of(root, **options) as loader:
         return {
             key: video for batch in loader for key, video in zip(batch.sample_keys, batch.clone().video, strict=True)
@@ -84,8 +87,8 @@ def quality_of(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("clips", ["copy", "native"])
-def test_planes_become_the_rgb_that_decoders_make(roots: dict[str, Path], clips: str) -> None:
-    """YUV-1: of clips of all colours together; the same with any number of workers and in any layout."""
+def test_rgb_from_planes_matches_decoded_rgb(roots: dict[str, Path], clips: str) -> None:
+    """YUV-1: clips of all colors share a batch. The number of workers and the layout do not change the RGB."""
     exact = videos(roots[clips], output={"accuracy": "exact"})
     found = videos(roots[clips], output={"pixels": "yuv420p"})
     assert set(found) == set(exact) and len(found) == NUM_CLIPS + 1
@@ -100,12 +103,12 @@ def test_planes_become_the_rgb_that_decoders_make(roots: dict[str, Path], clips:
 
 
 def holds_planes(batch: streamvid.Batch) -> bool:
-    """Whether its RGB has not been made yet: of planes, each picture is one run of bytes."""
+    """Return whether the batch's RGB has not been computed yet; in planes, each frame is one run of bytes."""
     return next(batch.tensors()).ndim == 3
 
 
-def test_one_batch_holds_clips_of_many_colours(roots: dict[str, Path]) -> None:
-    """YUV-1: the test above is about matrices, ranges and sitings that differ within a batch."""
+def test_one_batch_holds_clips_of_many_colors(roots: dict[str, Path]) -> None:
+    """YUV-1: matrices, ranges and sitings differ within a batch of the test above."""
     with loader_of(roots["copy"], output={"pixels": "yuv420p"}) as loader:
         (table,) = (
             tuple(batch.tensors())[1] for batch in loader if batch.bucket.num_frames == 5 and len(batch.text) == 5
@@ -114,7 +117,7 @@ def test_one_batch_holds_clips_of_many_colours(roots: dict[str, Path]) -> None:
 
 
 def test_accuracies_differ_and_the_default_follows_the_clips(roots: dict[str, Path]) -> None:
-    """ACCURACY: exact for clips that are scaled anyway, fast for native ones, sample by sample in a mix of both."""
+    """ACCURACY: the default is exact for clips that are scaled anyway and fast for native clips, also in a mix."""
     for clips in ("copy", "native"):
         fast, exact = (videos(roots[clips], output={"accuracy": accuracy}) for accuracy in ("fast", "exact"))
         for key in fast:
@@ -133,8 +136,8 @@ def test_accuracies_differ_and_the_default_follows_the_clips(roots: dict[str, Pa
         assert torch.equal(video, (exact if key.startswith("copy") else fast)[key])
 
 
-def test_batches_on_a_device_are_those_of_the_ring(roots: dict[str, Path]) -> None:
-    """BATCH-1: with device="cpu" planes are copied out of the ring, and RGB is made of the copy."""
+def test_batches_on_a_device_equal_batches_in_the_ring(roots: dict[str, Path]) -> None:
+    """BATCH-1: with device="cpu", planes are copied out of the ring, and RGB is computed from the copy."""
     plain = videos(roots["copy"], output={"pixels": "yuv420p"})
     with loader_of(roots["copy"], output={"pixels": "yuv420p"}, device="cpu", num_epochs=2) as loader:
         kept = list(loader)
@@ -143,11 +146,11 @@ def test_batches_on_a_device_are_those_of_the_ring(roots: dict[str, Path]) -> No
         assert batch.is_repeat.logical_not().all() and batch.video.device.type == "cpu"
     first = {key: video for batch in kept[:2] for key, video in zip(batch.sample_keys, batch.video, strict=True)}
     assert all(torch.equal(first[key], plain[key]) for key in plain)
-    assert videos(roots["copy"], device="cpu").keys() == plain.keys()  # rgb24: the default of all but CUDA
+    assert videos(roots["copy"], device="cpu").keys() == plain.keys()  # rgb24 is the default without CUDA
 
 
-def test_the_same_batch_by_every_way(roots: dict[str, Path]) -> None:
-    """BATCH-1: copied, cloned, pickled or mapped, before and after its RGB was made, in any layout."""
+def test_all_kinds_of_copies_are_equal(roots: dict[str, Path]) -> None:
+    """BATCH-1: batches are copied, cloned, pickled or mapped, before and after RGB is computed, in any layout."""
     digests = set()
     for layout in ("BCTHW", "BTCHW", "BTHWC"):
         with loader_of(
@@ -177,8 +180,8 @@ def test_the_same_batch_by_every_way(roots: dict[str, Path]) -> None:
     assert len(digests) == 1
 
 
-def test_the_ring_holds_half(roots: dict[str, Path]) -> None:
-    """YUV-1: 1.5 bytes a pixel where RGB has 3, in the ring and in what the loader says that it takes."""
+def test_planes_halve_the_ring(roots: dict[str, Path]) -> None:
+    """YUV-1: a pixel takes 1.5 bytes instead of 3, in the ring and in the size that the loader reports."""
     with (
         loader_of(roots["copy"], output={"pixels": "yuv420p"}, limits={"prefetch_bytes": 0}) as half,
         loader_of(roots["copy"], output={"pixels": "rgb24"}, limits={"prefetch_bytes": 0}) as whole,
@@ -191,15 +194,15 @@ def test_the_ring_holds_half(roots: dict[str, Path]) -> None:
             assert planes.dtype == torch.uint8 and 2 * planes.numel() == batch.video.numel()
 
 
-def test_the_place_in_the_ring_is_free_when_the_planes_die(roots: dict[str, Path]) -> None:
-    """BATCH-1: with the batch, or once its RGB, which has memory of its own, was made of them."""
+def test_the_ring_slot_is_released_with_the_planes(roots: dict[str, Path]) -> None:
+    """BATCH-1: the slot is free once the batch has been freed, or once its RGB, with its own memory, is computed."""
     with loader_of(
         roots["copy"], output={"pixels": "yuv420p"}, batch_size=2, limits={"prefetch_bytes": 0}, num_epochs=16
     ) as loader:
         iterator = iter(loader)
         held = [next(iterator)]
         video, before = held[0].video, held[0].video.clone()
-        # A ring with room for three batches: all that come go through it while this one's RGB is kept.
+        # The ring has room for three batches; all others pass through it while this one's RGB is kept.
         count = sum(1 for _ in iterator)
         assert count > 20 and torch.equal(video, before)
         assert loader.stats().ring_batches == 0
@@ -213,8 +216,8 @@ def test_the_place_in_the_ring_is_free_when_the_planes_die(roots: dict[str, Path
         assert loader.stats().ring_batches == 0
 
 
-def test_odd_sizes_are_refused_as_planes_and_fine_as_rgb(tmp_path: Path) -> None:
-    """API: a chroma sample stands for 2 x 2 pixels."""
+def test_odd_sizes_are_refused_as_planes_and_accepted_as_rgb(tmp_path: Path) -> None:
+    """API: a chroma sample covers 2 x 2 pixels."""
     root = build_dataset(tmp_path / "dataset", {Bucket(5, 63, 95): [2], Bucket(5, 64, 96): [1]})
     with pytest.raises(
         ConfigError, match=r"pixels='yuv420p'.* 95x63: both sides must be even.*use an even size or pixels='rgb24'"

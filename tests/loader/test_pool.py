@@ -1,4 +1,4 @@
-"""Workers start and serve wherever the caller runs, or an error says what is missing."""
+"""Tests of the worker pool: workers start and work wherever the caller runs, or an error names what is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with open(sys.argv[2], "w") as file:
 
 
 def run(dataset: Path, out: Path, code: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """`code` as a main program, started by a shell that has run `shell`."""
+    """Run `code` as a main program, started by a shell that first runs `shell`."""
     out.unlink(missing_ok=True)
     return run_command(
         ["bash", "-c", f'{shell}\nexec "$@"', "-", sys.executable, "-c", code, str(dataset), str(out)],
@@ -67,14 +67,14 @@ def test_programs_of_all_kinds(dataset: Path, tmp_path: Path, code: str) -> None
         ("", {"PYTHONPATH": "relative:", "PYTHONNOUSERSITE": "1"}),
     ],
 )
-def test_surroundings_of_all_kinds(dataset: Path, tmp_path: Path, shell: str, environment: dict[str, str]) -> None:
+def test_environments_of_all_kinds(dataset: Path, tmp_path: Path, shell: str, environment: dict[str, str]) -> None:
     out = tmp_path / "count"
     result = run(dataset, out, READ, shell, **environment)
     assert result.returncode == 0 and out.read_text() == "23", result.stderr
 
 
-def test_files_of_the_caller_that_are_named_like_modules(dataset: Path, tmp_path: Path) -> None:
-    """What the caller has imported rightly, from another folder or earlier, a worker does not import wrongly."""
+def test_files_of_the_caller_that_shadow_modules(dataset: Path, tmp_path: Path) -> None:
+    """Workers import the right modules even if the caller imported them from another folder or at an earlier time."""
     for name in ("json", "random", "socket", "struct", "numpy", "av", "select"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
     out = tmp_path / "count"
@@ -101,7 +101,7 @@ def test_files_of_the_caller_that_are_named_like_modules(dataset: Path, tmp_path
         ),
     ],
 )
-def test_what_is_missing_is_said(dataset: Path, tmp_path: Path, code: str, says: str) -> None:
+def test_errors_name_what_is_missing(dataset: Path, tmp_path: Path, code: str, says: str) -> None:
     out = tmp_path / "count"
     result = run(dataset, out, code + READ)
     error = result.stderr.strip().splitlines()[-1]
@@ -109,8 +109,8 @@ def test_what_is_missing_is_said(dataset: Path, tmp_path: Path, code: str, says:
     assert re.search(says, error), error
 
 
-def test_an_exit_with_everything_in_hand(dataset: Path, tmp_path: Path) -> None:
-    """STOP-1: a loader open in a global, batches and an iterator held, and another thread at work on its own."""
+def test_an_exit_with_open_loaders(dataset: Path, tmp_path: Path) -> None:
+    """STOP-1: a global holds an open loader, batches and an iterator are held, and another thread runs a loader."""
     code = """
 import sys, threading, streamvid
 loader = streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=2, num_epochs=None)

@@ -1,4 +1,4 @@
-"""What a model takes of a dataset, checked when it is loaded; tokens by the model's own VAE."""
+"""Tests of model presets: a dataset is checked against the model's rule, and the model's VAE determines tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONE = World(0, 1)
 
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copies of 24 frames a second, for a model that takes 12: 5 and 9 frames of 96x64."""
+    """Dataset of copied clips at 24 fps for a model that requires 12 fps, with 5 and 9 frames of 96x64."""
     root = tmp_path_factory.mktemp("model")
     source = root / "videos"
     source.mkdir()
@@ -44,13 +44,13 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def delivered(root: Path, **arguments: object) -> dict[str, int]:
-    """Bucket id → samples of its batches."""
+    """Return the number of samples per batch, by bucket id."""
     with VideoLoader(root, world=ONE, num_workers=0, tail="pad", **arguments) as loader:  # type: ignore[arg-type]
         return {batch.bucket.id: len(batch.sample_keys) for batch in loader}
 
 
-def test_the_models_rule_travels_with_the_dataset_and_counts_its_tokens(sealed: Path) -> None:
-    """Sealed in the manifest; max_tokens_per_batch is by its VAE and patches without being asked."""
+def test_the_models_rule_is_stored_with_the_dataset_and_counts_its_tokens(sealed: Path) -> None:
+    """The rule is sealed in the manifest, and max_tokens_per_batch uses the model's VAE and patches by default."""
     manifest = read_manifest(LocalStore(sealed))
     assert manifest.model == RULE
     assert manifest.frame_rate == FrameRate("resample", Fraction(12))
@@ -68,7 +68,7 @@ def test_frames_at_other_rates_than_the_models_are_refused(sealed: Path, view: d
     assert delivered(sealed, batch_size=1, preset=replace(RULE, fps=None), **view)
 
 
-def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) -> None:
+def test_one_set_of_shards_serves_every_model_whose_rule_it_follows(sealed: Path) -> None:
     for other in (
         RULE,
         replace(RULE, name="another", vae_space=16, multiple=32, frame_rule=FrameRule(2)),
@@ -97,20 +97,20 @@ def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) 
         (3, "preset=3: must be a preset name"),
     ],
 )
-def test_a_dataset_that_the_model_does_not_take_is_refused_with_what_it_takes(
+def test_a_dataset_that_does_not_fit_the_model_is_refused_with_a_remedy(
     sealed: Path, preset: object, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         open_loader(sealed, world=ONE, preset=preset)  # type: ignore[arg-type]
 
 
-def test_only_buckets_that_samples_come_from_count(sealed: Path) -> None:
-    """A condition that leaves the bucket out makes the dataset fit."""
+def test_only_buckets_with_samples_are_checked(sealed: Path) -> None:
+    """The dataset fits if a condition excludes the bucket."""
     rule = replace(RULE, max_num_frames=5)
     assert delivered(sealed, batch_size=1, preset=rule, where="window_num_frames < 17").keys() == {"96x64-5f"}
 
 
-def test_copies_at_rates_of_their_own_are_refused_by_a_model_of_one_rate(tmp_path: Path) -> None:
+def test_copies_at_native_rates_are_refused_by_a_model_with_one_rate(tmp_path: Path) -> None:
     root = build_dataset(tmp_path / "ds", {SMALL: [4]})
     with pytest.raises(ConfigError, match=r"ds: clips are read at their own rates \(native\), but ours requires 12"):
         open_loader(root, world=ONE, preset=RULE)
@@ -137,7 +137,7 @@ def test_datasets_of_models_that_count_differently_are_mixed_but_not_counted(sea
         common_rule([manifest, other])
 
 
-def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_reports_the_host_memory_of_a_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     long = Bucket(9, 96, 64)
     root = build_dataset(tmp_path / "ds", {SMALL: [4], long: [4]})
     with caplog.at_level(logging.INFO, logger="streamvid.loader"):
@@ -148,8 +148,8 @@ def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pyt
     assert "for the ring and the clips read ahead" in caplog.text
 
 
-def test_a_rule_is_checked_when_the_dataset_is_made(tmp_path: Path) -> None:
-    """Rate and buckets, before a file is looked at."""
+def test_a_rule_is_checked_when_the_dataset_is_created(tmp_path: Path) -> None:
+    """The rate and the buckets are checked before any file is read."""
     with pytest.raises(ConfigError, match="but wan2.1 requires 16 frames per second; shard with --fps 16"):
         shard_options(bucket_config="wan2.1-480p", fps=24)
     with pytest.raises(ConfigError, match="their own rates"):
@@ -163,8 +163,8 @@ def test_a_rule_is_checked_when_the_dataset_is_made(tmp_path: Path) -> None:
 FORM = {"ratios": {"64px": {"3:2": "96x64"}}, "bucket_config": {"64px": {5: [1.0, 3], 9: [0.5, 2]}}}
 
 
-def test_batch_sizes_are_those_of_open_soras_form(sealed: Path) -> None:
-    """A bucket of another name has those of its shape; one that the form gives none is named."""
+def test_batch_sizes_come_from_open_soras_format(sealed: Path) -> None:
+    """A bucket with another name gets the batch size of its shape. The error names a bucket without a batch size."""
     assert delivered(sealed, batch_size=bucket_config_from_json(FORM)) == {"96x64-5f": 3, "96x64-9f": 2}
     lacking = FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.5, None]}}}
     for config in (lacking, FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.0, 2]}}}):
@@ -176,16 +176,16 @@ def test_batch_sizes_are_those_of_open_soras_form(sealed: Path) -> None:
         open_loader(sealed, batch_size=BucketConfig(buckets=parse_buckets("96x64@5")), world=ONE)
 
 
-def test_batch_sizes_of_a_dataset_cut_by_the_form(sealed: Path, tmp_path: Path) -> None:
-    """Open-Sora's row 15: one configuration gives buckets to the sharder and batch sizes to the loader, by id."""
+def test_batch_sizes_of_a_dataset_sharded_with_the_format(sealed: Path, tmp_path: Path) -> None:
+    """Open-Sora's row 15: one configuration gives the sharder its buckets and the loader its batch sizes, by id."""
     config = bucket_config_from_json(FORM)
     options = shard_options(bucket_config=config, workers=1, clips="native")
     shard(sealed.parent / "videos", tmp_path / "ds", options)
     assert set(delivered(tmp_path / "ds", batch_size=config).items()) <= {("64px-5f-3x2", 3), ("64px-9f-3x2", 2)}
 
 
-def test_weights_count_tokens_as_the_trained_model_makes_them(sealed: Path) -> None:
-    """mix_by="tokens": by the datasets' own model, or the preset's, as max_tokens_per_batch."""
+def test_weights_count_tokens_of_the_trained_model(sealed: Path) -> None:
+    """With mix_by="tokens", the datasets' own model or the preset counts tokens, as for max_tokens_per_batch."""
     images = DatasetConfig(sealed, weight=1, where="window_num_frames < 17", name="short")
     longer = DatasetConfig(sealed, weight=1, name="all")
 
@@ -206,6 +206,6 @@ def test_weights_count_tokens_as_the_trained_model_makes_them(sealed: Path) -> N
 
 
 def buckets_of(root: Path, where: str | None) -> list[Bucket]:
-    """The bucket of each sample that passes."""
+    """Return the bucket of each matching sample."""
     with open_loader(root, world=ONE, where=where, tail="uneven") as loader:
         return [batch.bucket for batch in loader]

@@ -1,4 +1,4 @@
-"""PLAN-5: stop anywhere, go on in a new process with another number of workers or ranks."""
+"""Tests of PLAN-5: a run can stop anywhere and resume in a new process, with a different number of workers or ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def digest(batch: streamvid.Batch) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_rest_is_bit_identical_in_a_new_process(dataset: Path, seed: int) -> None:
+def test_the_remainder_is_bit_identical_in_a_new_process(dataset: Path, seed: int) -> None:
     random_step = random.Random(seed)
     with streamvid.VideoLoader(dataset, batch_size=2, num_workers=2, num_epochs=3) as loader:
         stop = random_step.randrange(1, loader.num_steps(3))
@@ -53,14 +53,14 @@ def test_the_rest_is_bit_identical_in_a_new_process(dataset: Path, seed: int) ->
     assert [json.loads(line) for line in result.stdout.splitlines()] == batches[stop:]
 
 
-def test_other_ranks_and_batch_sizes_deliver_what_was_not_delivered(dataset: Path) -> None:
-    """The same state serves 1 rank, then 3 ranks, then 2 ranks of another batch size, and no sample comes twice."""
+def test_other_ranks_and_batch_sizes_deliver_the_remaining_samples(dataset: Path) -> None:
+    """An epoch is delivered by 1 rank, then 3 ranks, then 2 ranks, and no sample is delivered twice."""
     legs = [(1, 2, 3), (3, 1, 2), (2, 1, 10**6)]
     seen = Counter(key for _, batch in in_legs(dataset, legs, tail="pad") for key in new_keys(batch))
     assert len(seen) == 23 and set(seen.values()) == {1}
 
 
-def test_a_state_at_the_end_of_an_epoch_has_nothing_left_of_it(dataset: Path) -> None:
+def test_a_state_at_the_end_of_an_epoch_has_no_steps_left(dataset: Path) -> None:
     with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0) as loader:
         for _ in loader:
             last = loader.state_dict()
@@ -69,8 +69,8 @@ def test_a_state_at_the_end_of_an_epoch_has_nothing_left_of_it(dataset: Path) ->
         assert (loader.epoch == 1 and len([1 for _ in loader]) == len(loader)) or loader.epoch == 2
 
 
-def test_set_epoch_of_the_current_epoch_keeps_the_place(dataset: Path) -> None:
-    """The usual `for epoch in range(start, n): loader.set_epoch(epoch)` must not undo a resume."""
+def test_set_epoch_of_the_current_epoch_keeps_the_position(dataset: Path) -> None:
+    """The usual loop `for epoch in range(start, n): loader.set_epoch(epoch)` must not undo a resume."""
     state = state_after(4, dataset)
     with open_loader(dataset, state) as loader:
         loader.set_epoch(state["epoch"])
@@ -86,14 +86,17 @@ def test_set_epoch_of_the_current_epoch_keeps_the_place(dataset: Path) -> None:
         *({"epoch": epoch} for epoch in (1.5, True, -1, 1 << 40)),
         *({"positions": {"96x64-5f": position}} for position in (-1, 1.0, "1", 13, 10**300)),
         {"positions": {"nope": 1}},
-        *({"positions": positions} for positions in ({}, {"96x64-5f": 1})),  # of two buckets
+        *({"positions": positions} for positions in ({}, {"96x64-5f": 1})),  # for two buckets
         *({"step": step} for step in (1, 2**53, 2**53 + 1)),
         *({"epoch": 1000}, {"seed": 0.0}, {"a later version's": 1}, {"checksum": None}, {"checksum": "0" * 16}),
         *({"progress": progress} for progress in (-0.1, 1.1, float("nan"), "1", True)),
     ],
 )
 def test_a_damaged_state_is_refused(dataset: Path, wrong: Any) -> None:
-    """PLAN-5: what no run has saved is an error at once; a position past the epoch would be a wait without end."""
+    """PLAN-5: a state that no run has saved is an error at once.
+
+    A position beyond the epoch would cause an endless wait.
+    """
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0, num_epochs=None) as loader:
         state = loader.state_dict()
         with pytest.raises(StateError):
@@ -103,7 +106,7 @@ def test_a_damaged_state_is_refused(dataset: Path, wrong: Any) -> None:
 
 
 def test_a_state_of_ten_thousand_buckets_is_small(tmp_path: Path) -> None:
-    """PLAN-5: it took 170 kB. Without the names, a state of other buckets is refused all the same."""
+    """PLAN-5: the state once took 170 kB. Even without the bucket names, a state of other buckets is refused."""
     for name, num_buckets in (("ds", 10_000), ("other", 1_001)):
         (tmp_path / name).mkdir()
         write_dataset(tmp_path / name, 20 * num_buckets, num_buckets, num_buckets)
@@ -124,8 +127,11 @@ def test_a_state_of_ten_thousand_buckets_is_small(tmp_path: Path) -> None:
         assert loader.epoch == 3 and 0 < loader.num_steps_left < len(loader)
 
 
-def test_a_state_of_other_samples_in_equal_numbers_is_refused(tmp_path: Path) -> None:
-    """PLAN-5: the same files in another stored order, or other files. Later columns change no state: test_annotate.py."""
+def test_a_state_of_the_same_number_of_other_samples_is_refused(tmp_path: Path) -> None:
+    """PLAN-5: the same files are stored in another order, or the files differ.
+
+    Columns that are added later do not invalidate a state: see test_annotate.py.
+    """
     roots = [tmp_path / name for name in ("one", "reordered", "others")]
     for root, seed, first in zip(roots, (0, 1, 0), (0, 0, 7), strict=True):
         source = tmp_path / f"{root.name}-source"
@@ -144,7 +150,7 @@ def test_a_state_of_other_samples_in_equal_numbers_is_refused(tmp_path: Path) ->
 
 
 def test_a_state_of_the_same_clips_read_by_another_rule_is_refused(tmp_path: Path) -> None:
-    """PLAN-5: another frame rate, and an image that is a mask; the tars and the samples are equal."""
+    """PLAN-5: the frame rate differs, or an image is declared as a mask."""
     source = tmp_path / "source"
     source.mkdir()
     for number in range(8):
@@ -166,11 +172,11 @@ def test_a_state_of_the_same_clips_read_by_another_rule_is_refused(tmp_path: Pat
 
 
 def test_states_around_a_run(dataset: Path) -> None:
-    """PLAN-5: before the first batch, after a break, after the last and after the end, each goes on where it stands."""
+    """PLAN-5: states saved before the first batch, within an epoch and after its end resume at their positions."""
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2) as loader:
         fresh = loader.state_dict()
         iterator = iter(loader)
-        assert loader.state_dict() == fresh  # whatever was prefetched
+        assert loader.state_dict() == fresh  # regardless of prefetched batches
         keys = [next(iterator).sample_keys for _ in range(4)]
         broken = loader.state_dict()
         assert loader.state_dict() == broken
@@ -185,10 +191,11 @@ def test_states_around_a_run(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["iter", "set_epoch"])
-def test_who_takes_exactly_len_batches_gets_the_next_epoch(dataset: Path, how: str) -> None:
-    """PLAN-4: Lightning and Open-Sora's loop call next() len(loader) times and never see the end of the loop.
+def test_taking_exactly_len_batches_leads_to_the_next_epoch(dataset: Path, how: str) -> None:
+    """PLAN-4: Lightning and Open-Sora call next() len(loader) times and never reach the end of the loop.
 
-    An elastic resume on the way: what follows an epoch opens where it ended, not at that epoch's natural start.
+    The run includes a resume with another batch size. The next epoch starts where the resumed epoch ended, and not at
+    its natural start.
     """
     seen: list[str] = []
     with streamvid.VideoLoader(dataset, batch_size=3, num_workers=0) as loader:
@@ -212,11 +219,13 @@ def test_who_takes_exactly_len_batches_gets_the_next_epoch(dataset: Path, how: s
 
 @pytest.mark.parametrize("stopped", [0, 7])
 @pytest.mark.parametrize("batch_size", [2, 3, 5])
-def test_who_takes_the_length_of_the_first_epoch_of_every_epoch_loses_nothing(
-    dataset: Path, batch_size: int, stopped: int
-) -> None:
-    """PLAN-4: Lightning asks for the length once. With tail="carry", later epochs may be longer, and one of them was
-    repeated forever. stopped: batches before a resume."""
+def test_taking_the_length_of_the_first_epoch_loses_no_batches(dataset: Path, batch_size: int, stopped: int) -> None:
+    """PLAN-4: Lightning reads the length only once.
+
+    With tail="carry", later epochs may be longer, and one of them was repeated forever.
+
+    stopped: number of batches before a resume.
+    """
     options: dict[str, Any] = {"batch_size": batch_size, "num_workers": 0}
     with streamvid.VideoLoader(dataset, **options, num_epochs=None) as loader:
         expected = [batch.sample_keys for batch in islice(loader, 60)]
@@ -233,7 +242,7 @@ def test_who_takes_the_length_of_the_first_epoch_of_every_epoch_loses_nothing(
     assert seen == expected[: len(seen)] and len(seen) > 60 - 2 * length
 
 
-def test_an_epoch_that_begins_again_is_a_warning(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_restarting_an_epoch_is_a_warning(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
         first = [batch.sample_keys for batch in islice(loader, 3)]
         assert not caplog.records
@@ -243,7 +252,7 @@ def test_an_epoch_that_begins_again_is_a_warning(dataset: Path, caplog: pytest.L
 
 @pytest.fixture(scope="module")
 def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Datasets that differ in how many samples they have."""
+    """Datasets with different numbers of samples."""
     root = tmp_path_factory.mktemp("sizes")
     return {
         size: build_dataset(root / str(size), {SMALL: [size // 2, size // 4], TALL: [size // 4]})
@@ -252,8 +261,8 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad"])
-def test_progress_says_how_much_of_the_epoch_is_done(sizes: dict[int, Path], tail: Any) -> None:
-    """PLAN-5: the same on all ranks, from 0 to 1 in every epoch, whatever was carried into it."""
+def test_progress_is_the_completed_share_of_the_epoch(sizes: dict[int, Path], tail: Any) -> None:
+    """PLAN-5: progress is the same on all ranks and rises from 0 to 1 in every epoch, whatever was carried into it."""
     told = []
     for rank in range(2):
         with open_loader(sizes[40], batch_size=3, world=World(rank, 2), num_epochs=3, tail=tail) as loader:
@@ -267,8 +276,8 @@ def test_progress_says_how_much_of_the_epoch_is_done(sizes: dict[int, Path], tai
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_forced_state_goes_on_at_the_same_share_of_the_same_epoch(sizes: dict[int, Path], accumulate: int) -> None:
-    """PLAN-5: positions count samples of another dataset, which has more or fewer; the share is part of a state."""
+def test_a_forced_state_resumes_at_the_same_share_of_the_epoch(sizes: dict[int, Path], accumulate: int) -> None:
+    """PLAN-5: positions count samples of a dataset of another size, so the state also contains the completed share."""
     options: dict[str, Any] = {"batch_size": 1, "num_workers": 0, "accumulate": accumulate}
     for epoch, step in ((0, 0), (0, 10), (3, 20), (3, 39), (3, 40)):
         with streamvid.VideoLoader(sizes[40], **options) as loader:

@@ -1,5 +1,4 @@
-"""FETCH-2: batches of a dataset in a bucket are those of the same dataset on disk, bit by bit, whatever the ranks, the
-workers, the cache and the state that a run goes on from."""
+"""Tests of FETCH-2: batches from a bucket and from disk are bit-identical, for any ranks, workers, cache and state."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def proxy(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> FaultProxy:
-    """It breaks nothing, and counts."""
+    """Proxy that causes no faults and counts requests."""
     proxy = fault_proxy(rgw)
     s3_env(rgw.behind(proxy))
     return proxy
@@ -37,10 +36,10 @@ def tar_requests(proxy: FaultProxy) -> int:
 
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("name", ["plain", "native"])
-def test_every_rank_gets_the_batches_of_the_disk(
+def test_every_rank_receives_the_same_batches_as_from_disk(
     sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path, name: str, decode: bool
 ) -> None:
-    """PLAN-5, FETCH-2: with 1, 2, 3 ranks; and from a cache that is cold, then warm, then without the store's tars."""
+    """PLAN-5, FETCH-2: batches are the same with 1, 2 and 3 ranks, and with a cold and a warm cache."""
     source = sources[name]
     cache = {"storage": {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}}
     for num_ranks in (1, 2, 3):
@@ -57,16 +56,16 @@ def test_every_rank_gets_the_batches_of_the_disk(
             proxy.reset_counts()
             assert s3_run.run(source.url, **options, **cache) == expected
             counts = proxy.reset_counts()
-            # A loader looks at the manifest, which says what is in the cache, and asks for nothing else.
+            # With a warm cache, a loader requests only the manifest, which identifies the cached files.
             assert {request.rpartition("/")[2] for request in counts.requests} == {"manifest.json"}
             assert sum(counts.requests.values()) <= 4
 
 
 @pytest.mark.parametrize("decode", [True, False])
-def test_ranks_that_are_processes_share_a_cache(
+def test_rank_processes_share_a_cache(
     sources: dict[str, Source], rgw: Rgw, s3_env: S3Env, tmp_path: Path, decode: bool
 ) -> None:
-    """FETCH-2: two ranks with decode workers; what they write down is the disk's."""
+    """FETCH-2: two ranks with decode workers receive the same batches as from disk."""
     s3_env(rgw)
     check_cached(sources["plain"], tmp_path, decode)
 
@@ -75,7 +74,7 @@ def test_ranks_that_are_processes_share_a_cache(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("decode", [True, False])
 def test_the_demo_corpus(sharded: Sharded, rgw: Rgw, s3_env: S3Env, tmp_path: Path, decode: bool) -> None:
-    """FETCH-2: all that the real command makes of all kinds of sources."""
+    """FETCH-2: the corpus contains everything that the real command creates from all kinds of sources."""
     s3_env(rgw)
     check_cached(s3_run.uploaded(sharded.root, rgw), tmp_path, decode)
 
@@ -89,7 +88,7 @@ def check_cached(source: Source, folder: Path, decode: bool) -> None:
 
 @pytest.mark.parametrize("decode", [True, False])
 def test_a_store_in_memory(sources: dict[str, Source], decode: bool) -> None:
-    """FETCH-2: of another kind of store, by its fsspec package."""
+    """FETCH-2: another kind of store is used through its fsspec package."""
     memory, root = fsspec.filesystem("memory"), sources["native"].root
     try:
         memory.put(str(root), "/of-a-test/dataset", recursive=True)
@@ -101,10 +100,10 @@ def test_a_store_in_memory(sources: dict[str, Source], decode: bool) -> None:
 
 
 @pytest.mark.parametrize("num_done", [1, 4, 9])
-def test_a_state_goes_from_the_disk_to_the_bucket_and_back(
+def test_a_state_can_be_resumed_between_disk_and_bucket(
     sources: dict[str, Source], rgw: Rgw, s3_env: S3Env, num_done: int
 ) -> None:
-    """RESUME-1: in the middle of an epoch."""
+    """RESUME-1: the state is saved in the middle of an epoch."""
     s3_env(rgw)
     source, options = sources["plain"], {"batch_size": 2, "num_workers": 0, "num_epochs": 2}
     whole = s3_run.run(source.root, **options)
@@ -117,7 +116,7 @@ def test_a_state_goes_from_the_disk_to_the_bucket_and_back(
 
 
 def test_filters_and_mixtures(sources: dict[str, Source], rgw: Rgw, s3_env: S3Env) -> None:
-    """PLAN-5: `where`, a column, and two datasets of which one is here and one in a bucket."""
+    """PLAN-5: `where`, columns, and mixes of local and remote datasets give the same batches as on disk."""
     s3_env(rgw)
     plain, native = sources["plain"], sources["native"]
     options: dict[str, Any] = {"batch_size": 1, "where": "score > 1", "columns": ["score"]}
@@ -131,7 +130,7 @@ def test_filters_and_mixtures(sources: dict[str, Source], rgw: Rgw, s3_env: S3En
 
 
 def test_a_closed_loader_keeps_no_connection(sources: dict[str, Source], proxy: FaultProxy) -> None:
-    """STOP-1: the object may live on, in a notebook for days; a store that closes with it would be a wait elsewhere."""
+    """STOP-1: a closed loader may remain in a notebook for days. Its store can still be used."""
     with streamvid.VideoLoader(sources["plain"].url, batch_size=2) as loader:
         num_batches = len(list(map(id, loader)))
     end = time.monotonic() + 10
@@ -141,8 +140,8 @@ def test_a_closed_loader_keeps_no_connection(sources: dict[str, Source], proxy: 
     assert loader.stats().store is not None and len(loader.dataset.samples_table()) >= num_batches  # from the store
 
 
-def test_statistics_are_what_the_server_has_seen(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
-    """Requests, bytes and the cache's blocks; all of it as JSON."""
+def test_statistics_match_the_server(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
+    """Requests, bytes and the cache's blocks match, and all values can be written as JSON."""
     source, cache = sources["plain"], {"storage": {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}}
     with streamvid.VideoLoader(source.root, batch_size=2, num_workers=0) as loader:
         list(map(id, loader))
@@ -155,7 +154,7 @@ def test_statistics_are_what_the_server_has_seen(sources: dict[str, Source], pro
         seen, record = proxy.counts(), json.loads(json.dumps(stats.to_json(), allow_nan=False))
         assert stats.store is not None
         assert stats.store.num_requests == sum(seen.requests.values()) == record["store"]["num_requests"]
-        # Looking at a file is a request for one byte of it.
+        # Checking a file takes a request for one byte of it.
         assert 0 <= seen.bytes_down - stats.store.num_bytes_read <= stats.store.num_requests
         assert stats.store.num_bytes_wanted <= stats.store.num_bytes_read
         assert (stats.store.num_retries, stats.store.by_error, stats.store.seconds_lost) == (0, {}, 0.0)
@@ -170,7 +169,10 @@ def test_statistics_are_what_the_server_has_seen(sources: dict[str, Source], pro
 def test_the_ranks_of_a_machine_share_its_requests(
     sources: dict[str, Source], proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, num_local_ranks: int
 ) -> None:
-    """A rank of eight has an eighth of `max_requests`: it never has more connections than requests at a time."""
+    """One of eight ranks may use an eighth of `max_requests`.
+
+    It never has more connections than concurrent requests.
+    """
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_local_ranks))
     proxy.set(latency_ms=20)
     source, options = sources["plain"], StorageOptions(max_requests=16)
@@ -178,5 +180,5 @@ def test_the_ranks_of_a_machine_share_its_requests(
         assert s3_run.all_of(loader) == s3_run.run(source.root, batch_size=4)
         store = loader.stats().store
     assert store is not None
-    connections = proxy.counts().connections - store.num_hedged  # the slower of two gives its connection up
+    connections = proxy.counts().connections - store.num_hedged  # the slower of two hedged requests is dropped
     assert connections <= 2 if num_local_ranks == 8 else connections > 2

@@ -1,5 +1,8 @@
-"""Loaders through faults, judged by what a consumer receives: a store that breaks one request in five, one that is not
-there, one that lets nobody in, and one whose objects are damaged (FETCH-1, FETCH-2, BAD-1, STOP-1)."""
+"""Tests of loaders under storage faults, judged by the batches that a consumer receives.
+
+The store fails one request in five, is unreachable, refuses access, or contains damaged objects (FETCH-1, FETCH-2,
+BAD-1, STOP-1).
+"""
 
 from __future__ import annotations
 
@@ -34,22 +37,22 @@ pytestmark = pytest.mark.timeout(200)
 DEADLINE_SECONDS = 30.0
 OPTIONS = StorageOptions(deadline_seconds=DEADLINE_SECONDS, connect_seconds=1.0, stall_seconds=0.5)
 IMPATIENT = StorageOptions(deadline_seconds=5.0, connect_seconds=0.5, stall_seconds=0.5)
-TWICE_SECONDS = 2 * IMPATIENT.deadline_seconds  # the least that a second attempt would take: slack for a busy machine
+TWICE_SECONDS = 2 * IMPATIENT.deadline_seconds  # minimum time of a second attempt; slack for a busy machine
 LONG_SECONDS = 20.0  # far above what a busy machine needs, far below the default deadline
-SLACK_SECONDS = 10.0  # for a machine that is busy with other things
+SLACK_SECONDS = 10.0  # for a machine that is busy with other work
 DEAD: dict[str, Any] = {"dead": True}
 STALLED: dict[str, Any] = {"fault_rate": 1.0, "faults": ("stalled",), "stall_s": 100.0}
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory, rgw: Rgw) -> Source:
-    """Forty shards, more than a loader reads ahead."""
+    """Dataset with forty shards, more than a loader reads ahead."""
     return s3_run.uploaded(build_dataset(tmp_path_factory.mktemp("many") / "many", {SMALL: [2] * 40}), rgw)
 
 
 @pytest.fixture
 def proxy(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> FaultProxy:
-    """Before RGW, and where this process' clients find it."""
+    """Proxy in front of RGW, to which the clients of this process connect."""
     proxy = fault_proxy(rgw, stall_s=2.0, slow_s=0.2)
     s3_env(rgw.behind(proxy))
     return proxy
@@ -60,7 +63,7 @@ def proxy(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> FaultProxy:
 
 @dataclass
 class Campaign:
-    """What faults have cost."""
+    """Costs of the faults."""
 
     seconds: float = 0.0
     stores: list[StoreStats] = field(default_factory=list)
@@ -70,7 +73,7 @@ class Campaign:
 def one_run(
     seed: int, sources: dict[str, Source], proxy: FaultProxy, folder: Path, fault_rate: float = 0.2
 ) -> Campaign:
-    """All ranks of a run, one after the other: each receives what the same rank does without a store."""
+    """Run all ranks one after the other, and check that each receives the same batches as without a store."""
     choose, done = random.Random(seed), Campaign()
     source = sources[choose.choice(["plain", "plain", "native"])]
     num_ranks = choose.randint(1, 3)
@@ -101,13 +104,16 @@ def one_run(
         assert got == expected, f"seed {seed}, rank {rank} of {num_ranks}, {source.root.name}, {options}, {how}"
         assert stats.work.num_substituted == 0 and stats.store is not None
         done.stores.append(stats.store)
-        # Opening is several reads.
+        # Opening takes several reads.
         assert max(done.waits[1:]) < DEADLINE_SECONDS + SLACK_SECONDS and done.waits[0] < 3 * DEADLINE_SECONDS
     return done
 
 
 def test_a_campaign_of_faults(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
-    """FETCH-1, PLAN-5: a fault of any kind on 20 % of requests; no wrong byte, none lost, none twice, and no hang."""
+    """FETCH-1, PLAN-5: 20 % of requests have a fault of any kind, but no byte is wrong, lost or repeated.
+
+    Nothing hangs.
+    """
     for seed in range(3):
         one_run(seed, sources, proxy, tmp_path)
     counts = proxy.counts()
@@ -119,7 +125,7 @@ def test_a_campaign_of_faults(sources: dict[str, Source], proxy: FaultProxy, tmp
 def test_a_long_campaign_of_faults(
     sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what the faults cost, against the same runs through the same proxy without any."""
+    """The cost of the faults is reported against the same runs through the same proxy without faults."""
     runs = [one_run(seed, sources, proxy, tmp_path) for seed in range(100, 600)]
     faults = proxy.reset_counts().faults
     clean = [one_run(seed, sources, proxy, tmp_path, 0.0) for seed in range(100, 600)]
@@ -135,10 +141,8 @@ def test_a_long_campaign_of_faults(
 
 
 @pytest.mark.slow
-def test_ranks_that_are_processes_go_through_faults(
-    sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path
-) -> None:
-    """FETCH-1: three of them at the same time, with workers, on one cache."""
+def test_rank_processes_survive_faults(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
+    """FETCH-1: three concurrent ranks with workers share one cache."""
     source = sources["plain"]
     cache = {"cache_dir": str(tmp_path / "cache"), "cache_bytes": 1 << 26}
     options = {"batch_size": 2, "num_workers": 1, "storage": {"stall_seconds": 0.5, **cache}}
@@ -147,23 +151,21 @@ def test_ranks_that_are_processes_go_through_faults(
 
 
 @pytest.mark.parametrize("name", ["plain", "native"])
-def test_an_index_that_goes_wrong_on_its_way_is_read_until_it_is_right(
-    sources: dict[str, Source], proxy: FaultProxy, name: str
-) -> None:
-    """FETCH-1: footers, pages and packet tables, four times in a row; nothing wrong is kept."""
+def test_an_index_corrupted_in_transit_is_read_again(sources: dict[str, Source], proxy: FaultProxy, name: str) -> None:
+    """FETCH-1: footers, pages and packet tables are wrong four times in a row, and no wrong data is kept."""
     source, options = sources[name], {"batch_size": 2, "num_workers": 0}
     expected = s3_run.run(source.root, **options)
     wrong: dict[str, Any] = {"faults": ("flipped",), "path": "/index/", "first_n": 4}
     for _ in range(3):
         proxy.set(**wrong)
         with streamvid.VideoLoader(source.url, **options) as loader:
-            proxy.set(**wrong)  # counted anew
+            proxy.set(**wrong)  # restarts the count
             assert s3_run.all_of(loader) == expected
     assert proxy.counts().faults["flipped"] >= 20
 
 
-def test_a_manifest_that_goes_wrong_on_its_way_is_read_again(sources: dict[str, Source], proxy: FaultProxy) -> None:
-    """FETCH-1: other wrong bytes each time come from the network; a manifest that is damaged where it is stored raises."""
+def test_a_manifest_corrupted_in_transit_is_read_again(sources: dict[str, Source], proxy: FaultProxy) -> None:
+    """FETCH-1: bytes that differ on each read were corrupted in transit. Opening raises only after five such reads."""
     expected = streamvid.open_dataset(sources["plain"].root).manifest
     for num_wrong in (1, 4):
         proxy.reset_counts()
@@ -175,7 +177,7 @@ def test_a_manifest_that_goes_wrong_on_its_way_is_read_again(sources: dict[str, 
         streamvid.open_dataset(sources["plain"].url)
 
 
-# A store that is not there.
+# An unreachable store.
 
 
 def test_the_default_deadline() -> None:
@@ -184,10 +186,10 @@ def test_the_default_deadline() -> None:
 
 @pytest.mark.parametrize("settings", [DEAD, pytest.param(STALLED, marks=pytest.mark.slow)], ids=["dead", "stalled"])
 @pytest.mark.parametrize("how", ["decode", "clips", "together"])
-def test_a_store_that_goes_away_is_an_error_within_the_deadline(
+def test_a_store_that_becomes_unreachable_is_an_error_within_the_deadline(
     many: Source, proxy: FaultProxy, settings: dict[str, Any], how: str
 ) -> None:
-    """FETCH-1: in the middle of a run; it names store, key and cause, for one clip and for several of one request."""
+    """FETCH-1: during a run, the error names store, key and cause, for one clip and for several clips per request."""
     options: dict[str, Any] = {"batch_size": 4 if how == "together" else 1, "output": {"decode": how != "clips"}}
     with streamvid.VideoLoader(
         many.url, num_epochs=None, storage=IMPATIENT, limits={"prefetch_bytes": 0}, num_workers=0, **options
@@ -199,14 +201,14 @@ def test_a_store_that_goes_away_is_an_error_within_the_deadline(
         proxy.set(**settings)
         with pytest.raises(SampleError) as told:
             list(map(id, batches))
-    assert waits[-1] < TWICE_SECONDS  # once: no second read, and no second look, as long again
+    assert waits[-1] < TWICE_SECONDS  # only one wait: neither a second read nor a second check
     assert many.url in str(told.value) and ".tar" in str(told.value) and "deadline_seconds=5" in str(told.value)
     assert ("reset" if settings is DEAD else "timed out") in str(told.value)
 
 
 @pytest.mark.parametrize("settings", [DEAD, STALLED], ids=["dead", "stalled"])
-def test_a_store_that_is_not_there_from_the_start(many: Source, proxy: FaultProxy, settings: dict[str, Any]) -> None:
-    """FETCH-1: the dataset is not opened, and with its manifest at hand a loop does not begin."""
+def test_a_store_that_is_unreachable_from_the_start(many: Source, proxy: FaultProxy, settings: dict[str, Any]) -> None:
+    """FETCH-1: the dataset cannot be opened, and if the manifest has been read before, a loop cannot start."""
     proxy.set(**settings)
     since = time.monotonic()
     with pytest.raises(StorageError, match=r"cannot access manifest\.json: .*deadline_seconds=5"):
@@ -226,8 +228,11 @@ class Made:
     num_bytes: int = 1
 
 
-def test_what_several_need_fails_for_all_of_them_at_once() -> None:
-    """Eight readers of one row group wait for one deadline, not for eight; but for no reader that was told to stop."""
+def test_a_shared_read_fails_for_all_readers_at_once() -> None:
+    """Eight readers of one row group wait for one deadline instead of eight.
+
+    A reader that was stopped does not fail the others.
+    """
     kept: SharedCache[Made] = SharedCache(10)
     begun, may_end = threading.Event(), threading.Event()
     calls: list[str] = []
@@ -266,11 +271,11 @@ def test_what_several_need_fails_for_all_of_them_at_once() -> None:
     assert len(calls) == 2
 
 
-# A store that lets nobody in, and what is not in it.
+# Refused access and missing objects.
 
 
 def opened(url: str) -> str:
-    """What is said when it cannot be opened."""
+    """Return the error message of a dataset that cannot be opened."""
     with pytest.raises(StreamvidError) as told:
         streamvid.VideoLoader(url, batch_size=1)
     return str(told.value)
@@ -285,10 +290,10 @@ def opened(url: str) -> str:
         ("AWS_PROFILE", "no-such-profile", "AWS_PROFILE"),
     ],
 )
-def test_bad_keys_are_an_error_at_once_that_names_the_variable(
+def test_bad_keys_are_an_immediate_error_that_names_the_variable(
     many: Source, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, variable: str, value: str | None, says: str
 ) -> None:
-    """And shows no secret."""
+    """The error shows no secret."""
     if value is None:
         monkeypatch.delenv(variable)
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -300,7 +305,7 @@ def test_bad_keys_are_an_error_at_once_that_names_the_variable(
     assert sum(proxy.counts().requests.values()) <= 1
 
 
-def test_keys_that_have_expired_are_renewed_or_an_error_that_says_so(many: Source, proxy: FaultProxy) -> None:
+def test_expired_keys_are_renewed_or_an_error(many: Source, proxy: FaultProxy) -> None:
     proxy.set(fault_rate=1.0, faults=("expired",))
     told = opened(many.url)
     assert "ExpiredToken" in told and "AWS_SESSION_TOKEN" in told and many.url in told
@@ -309,7 +314,7 @@ def test_keys_that_have_expired_are_renewed_or_an_error_that_says_so(many: Sourc
     assert proxy.counts().statuses["403"] >= 2
 
 
-def test_what_is_not_there_or_not_ours_is_an_error_at_once(
+def test_missing_or_forbidden_data_is_an_immediate_error(
     many: Source, rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory
 ) -> None:
     proxy = fault_proxy(rgw)
@@ -324,15 +329,15 @@ def test_what_is_not_there_or_not_ours_is_an_error_at_once(
     assert sum(proxy.counts().requests.values()) <= 4
 
 
-# Objects that are damaged.
+# Damaged objects.
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
 @pytest.mark.parametrize("decode", [True, False])
-def test_damage_in_the_store_is_replaced_as_on_the_disk(
+def test_damage_in_the_store_is_replaced_as_on_disk(
     rgw: Rgw, s3_env: S3Env, tmp_path: Path, decode: bool, is_cached: bool
 ) -> None:
-    """BAD-1: clips with other bytes, and a tar that ends too early; the same substitutes, and the same reasons."""
+    """BAD-1: clips with wrong bytes and a truncated tar have the same substitutes and the same reasons."""
     bad = {"96x64-5f-1": "flip", "96x64-5f-10": "cut", "64x96-9f-2": "zero", "64x96-9f-8": "flip"}
     source = s3_run.uploaded(damaged(tmp_path / "damaged", LAYOUT, bad), rgw)
     s3_env(rgw)
@@ -348,8 +353,8 @@ def test_damage_in_the_store_is_replaced_as_on_the_disk(
 
 
 @pytest.mark.parametrize("decode", [True, False])
-def test_a_tar_that_is_gone_is_named(rgw: Rgw, s3_env: S3Env, tmp_path: Path, decode: bool) -> None:
-    """FETCH-1: at once; it is no bad sample."""
+def test_a_missing_tar_is_named(rgw: Rgw, s3_env: S3Env, tmp_path: Path, decode: bool) -> None:
+    """FETCH-1: the error is raised at once, and the sample is not treated as bad."""
     source = s3_run.uploaded(build_dataset(tmp_path / "dataset", {SMALL: [3, 3]}), rgw)
     s3_env(rgw)
     path = "shards/96x64-5f/96x64-5f-000001.tar"
@@ -359,10 +364,10 @@ def test_a_tar_that_is_gone_is_named(rgw: Rgw, s3_env: S3Env, tmp_path: Path, de
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_a_tar_that_is_replaced_while_it_is_read_is_noticed(
+def test_a_tar_that_is_replaced_while_in_use_is_detected(
     rgw: Rgw, s3_env: S3Env, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_same: bool
 ) -> None:
-    """FETCH-1, BAD-1: the index' checksums say whether what is there now is what was meant."""
+    """FETCH-1, BAD-1: the checksums in the index determine whether the new data is valid."""
     source = s3_run.uploaded(build_dataset(tmp_path / "dataset", {SMALL: [12]}), rgw)
     s3_env(rgw)
     options: dict[str, Any] = {
@@ -388,7 +393,7 @@ def test_a_tar_that_is_replaced_while_it_is_read_is_noticed(
     assert got[:-1] == expected[:-1] and (got == expected) == is_same
 
 
-# Ends, while reads hang.
+# Shutdown while reads hang.
 
 
 def own_threads() -> list[str]:
@@ -408,10 +413,10 @@ def ended(batches: Iterator[Any]) -> None:
 def test_closing_does_not_wait_for_a_store(
     many: Source, proxy: FaultProxy, settings: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """STOP-1: nothing is left but requests, which end when they hear of it, and what all loaders share."""
+    """STOP-1: only requests remain, which end once they notice, and resources that all loaders share."""
     me = psutil.Process()
     patient = StorageOptions(stall_seconds=1.0)
-    s3_run.run(many.url, batch_size=40, **options)  # what is made once and stays
+    s3_run.run(many.url, batch_size=40, **options)  # creates everything that is created once and remains
     gc.collect()
     time.sleep(1.5)
     files, children = me.num_fds(), set(me.children(recursive=True))
@@ -421,7 +426,7 @@ def test_closing_does_not_wait_for_a_store(
     batches = iter(loader)
     next(batches)
     proxy.set(**settings)
-    waiting = threading.Thread(target=ended, args=(batches,))  # until it is closed: the caller's own loop
+    waiting = threading.Thread(target=ended, args=(batches,))  # the caller's own loop, until the loader is closed
     waiting.start()
     time.sleep(1.0)
     assert waiting.is_alive()
@@ -442,10 +447,10 @@ def test_closing_does_not_wait_for_a_store(
 
 @pytest.mark.parametrize("settings", [DEAD, pytest.param(STALLED, marks=pytest.mark.slow)], ids=["dead", "stalled"])
 @pytest.mark.parametrize(("number", "num_workers"), [(signal.SIGINT, 0), (signal.SIGINT, 1), (signal.SIGKILL, 1)])
-def test_a_process_that_waits_for_a_store_ends_when_told(
+def test_a_process_that_waits_for_a_store_ends_on_a_signal(
     many: Source, proxy: FaultProxy, settings: dict[str, Any], number: signal.Signals, num_workers: int
 ) -> None:
-    """STOP-1: Ctrl-C and kill -9, within seconds, and no worker is left."""
+    """STOP-1: Ctrl-C and kill -9 end it within seconds, and no worker remains."""
     options = {"batch_size": 1, "num_epochs": None, "num_workers": num_workers, "limits": {"prefetch_bytes": 0}}
     process = s3_run.start(dataset=many.url, options=options, after=2, then="sys.stdin.readline()")
     assert process.stdout is not None and process.stdin is not None

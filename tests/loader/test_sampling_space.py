@@ -1,4 +1,4 @@
-"""Which part of each picture a loader delivers, judged from its pixels (SAMPLE-1)."""
+"""Tests of the crops that a loader delivers, judged from their pixels (SAMPLE-1)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dataset(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def deliver(path: Path, **options: Any) -> list[tuple[Mapping[str, Any], NDArray[np.uint8]]]:
-    """(its index row, frames) of each sample, in the order they come."""
+    """Return (index row, frames) of each sample, in order of delivery."""
     rows = {row["key"]: row for row in open_dataset(path).samples_table().to_pylist()}
     given = {"num_workers": 0, "batch_size": 1, "tail": "uneven", "output": {"accuracy": "exact", "layout": "BTHWC"}}
     with VideoLoader(path, **merged(given, options)) as loader:
@@ -61,8 +61,8 @@ def deliver(path: Path, **options: Any) -> list[tuple[Mapping[str, Any], NDArray
 
 @pytest.mark.parametrize("spatial", ["random_crop", "rand_size_crop"])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_drawn_crops_are_what_ffmpeg_cuts(source: Path, dataset: Path, spatial: str, num_workers: int) -> None:
-    """OPEN-SORA 24: each picture of a delivery is the same part, that of its visit, turned and square as displayed."""
+def test_drawn_crops_match_ffmpeg(source: Path, dataset: Path, spatial: str, num_workers: int) -> None:
+    """OPEN-SORA 24: all frames of a delivery have their visit's crop, rotated and with square pixels as displayed."""
     scale = (0.4, 0.9) if spatial == "rand_size_crop" else None
     options = ViewOptions(spatial=spatial, spatial_scale=scale)  # type: ignore[arg-type]
     seen: dict[str, set[object]] = {}
@@ -89,7 +89,7 @@ def test_drawn_crops_are_what_ffmpeg_cuts(source: Path, dataset: Path, spatial: 
 
 
 def test_a_center_crop_is_the_short_side_and_a_square(source: Path, dataset: Path) -> None:
-    """OPEN-SORA 24: of a square bucket the same pixels as resize_crop: all of the short side, from the middle."""
+    """OPEN-SORA 24: for a square bucket, center and resize_crop give the same pixels: the full short side, centered."""
     for (row, center), (_, cover) in zip(
         deliver(dataset, view={"spatial": "center"}), deliver(dataset, view={"spatial": "resize_crop"}), strict=True
     ):
@@ -98,8 +98,8 @@ def test_a_center_crop_is_the_short_side_and_a_square(source: Path, dataset: Pat
         assert transform.crop_height == 90 or transform.crop_width == transform.source_width
 
 
-def test_native_clips_have_their_crop_and_still_any_window(source: Path, tmp_path: Path) -> None:
-    """Which choices sharding has made is said; temporal ones stay."""
+def test_native_clips_have_a_fixed_crop_but_any_window(source: Path, tmp_path: Path) -> None:
+    """The error names the choices that were made when sharding. Temporal choices remain."""
     one = tmp_path / "one"
     one.mkdir()
     (one / NAMES[0]).write_bytes((source / NAMES[0]).read_bytes())
@@ -110,11 +110,11 @@ def test_native_clips_have_their_crop_and_still_any_window(source: Path, tmp_pat
             VideoLoader(path, batch_size=1, view={"spatial": spatial})  # type: ignore[arg-type]
     ((row, spread),) = deliver(path, view={"temporal": "uniform"})
     ((_, head),) = deliver(path, view={"temporal": "head"})
-    assert row["window_num_frames"] == 19  # 1.6 seconds at 12 a second: not resampled once more
+    assert row["window_num_frames"] == 19  # 1.6 seconds at 12 fps, so it was not resampled again
     assert np.array_equal(spread[0], head[0])
     assert not np.array_equal(spread[1], head[1])
 
 
-def test_clips_that_are_not_decoded_have_no_part(dataset: Path) -> None:
+def test_crops_require_decoding(dataset: Path) -> None:
     with pytest.raises(ConfigError, match="decode=False cannot be combined with view.spatial"):
         VideoLoader(dataset, batch_size=1, output={"decode": False}, view={"spatial": "random_crop"})

@@ -1,4 +1,4 @@
-"""Which frames a loader delivers, judged from their pixels against a plain decode of whole files (SAMPLE-1, SAMPLE-2)."""
+"""Tests of the frames that a loader delivers, judged by pixels against a decode of whole files (SAMPLE-1, SAMPLE-2)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.shard_options import shard_options
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr
 
 HEIGHT, WIDTH, COUNT = 64, 96, 9
-#: With and without a packet index, steady and uneven rates, reordered and hidden pictures, turned.
+#: With and without a packet index, constant and variable rates, reordered and hidden frames, rotated.
 INDEXED = ("h264_open_gop.mp4", "variable_rate.mp4", "variable_rate.mkv", "vp9_hidden.webm", "turn_90.mp4")
 NAMES = (*INDEXED, "variable_rate.avi", "image.png")
 RATES = {"native": None, "cap": 16, "resample": 12, "above": 60, "fix_frame_rate": 24}
@@ -38,7 +38,7 @@ RATES = {"native": None, "cap": 16, "resample": 12, "above": 60, "fix_frame_rate
 
 @dataclass(frozen=True)
 class Truth:
-    """A file as PyAV shows it: when each frame comes, in seconds from the first, how long the last lasts; its pixels."""
+    """Full decode of a file by PyAV: the time of each frame from the first one in seconds, the end, and the pixels."""
 
     times: tuple[Fraction, ...]
     end: Fraction
@@ -49,7 +49,7 @@ class Truth:
         return (len(self.times) - 1) / self.times[-1]
 
     def shown(self, frames: NDArray[np.uint8]) -> list[int]:
-        """Numbers of delivered frames (T, H, W, 3)."""
+        """Return the numbers of delivered frames (T, H, W, 3)."""
         found = []
         for frame in frames:
             errors = mean_square_errors(self.frames[:, ::3, ::3], frame[::3, ::3])
@@ -91,7 +91,7 @@ def make(source: Path, dest: Path, buckets: str, **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def dataset(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """By a name in RATES: all clips, with that rule."""
+    """Function that returns the dataset of all clips for a name in RATES."""
     root = tmp_path_factory.mktemp("datasets")
 
     @cache
@@ -126,7 +126,7 @@ def nearest(times: tuple[Fraction, ...], wanted: Fraction) -> int:
 
 
 def places(rule: str, truth: Truth) -> list[int]:
-    """The frames that a rule leaves of a clip, in plain words."""
+    """Return the frames of a clip that a rule selects, computed in the simplest way."""
     total, fps = len(truth.times), truth.fps
     if rule == "native":
         return list(range(total))
@@ -145,7 +145,7 @@ def places(rule: str, truth: Truth) -> list[int]:
 def test_a_prefix_has_the_frames_of_the_rule(
     rule: str, dataset: Callable[[str], Path], truth: Callable[[str], Truth]
 ) -> None:
-    """SAMPLE-2, OPEN-SORA 11, DIFFSYNTH 12 and 13: the first frames that each rule leaves, and the rate they have."""
+    """SAMPLE-2, OPEN-SORA 11, DIFFSYNTH 12 and 13: the first frames of each rule are delivered, with their rate."""
     delivered = deliver(dataset(rule), view={"temporal": "head"})
     assert sorted(item.source for item in delivered) == sorted(NAMES)
     for item in delivered:
@@ -161,10 +161,10 @@ def test_a_prefix_has_the_frames_of_the_rule(
 
 
 @pytest.mark.parametrize("rule", ["native", "cap", "resample", "above"])
-def test_random_windows_are_stretches_of_the_rule(
+def test_random_windows_are_consecutive_frames_of_the_rule(
     rule: str, dataset: Callable[[str], Path], truth: Callable[[str], Truth]
 ) -> None:
-    """SAMPLE-2: consecutive places of the clip at its rate, from a start that differs from visit to visit."""
+    """SAMPLE-2: a window has consecutive positions at the clip's rate, and its start differs between visits."""
     starts: dict[str, set[int]] = {}
     for epoch in range(3):
         for item in deliver(dataset(rule), seed=epoch):
@@ -172,7 +172,7 @@ def test_random_windows_are_stretches_of_the_rule(
                 continue
             its = truth(item.source)
             shown, all_places = its.shown(item.frames), places(rule, its)
-            if rule == "cap":  # it starts at any frame, not only at those that a prefix would have
+            if rule == "cap":  # it starts at any frame, not only at frames that a prefix would have
                 step = all_places[1] - all_places[0]
                 assert shown == list(range(shown[0], shown[0] + COUNT * step, step))
             else:
@@ -186,7 +186,7 @@ def test_random_windows_are_stretches_of_the_rule(
 def test_windows_from_the_middle_and_side_by_side(
     rule: str, dataset: Callable[[str], Path], truth: Callable[[str], Truth]
 ) -> None:
-    """chunk: over as many epochs as a clip has chunks, each once."""
+    """With "chunk", each chunk of a clip is delivered once over as many epochs as the clip has chunks."""
     for item in deliver(dataset(rule), view={"temporal": "middle"}):
         if item.source == "image.png":
             continue
@@ -206,10 +206,10 @@ def test_windows_from_the_middle_and_side_by_side(
 
 
 @pytest.mark.parametrize("rule", ["native", "resample"])
-def test_an_even_spread_is_over_the_whole_clip(
+def test_a_uniform_view_covers_the_whole_clip(
     rule: str, dataset: Callable[[str], Path], truth: Callable[[str], Truth]
 ) -> None:
-    """uniform: frames nearest to times at even distances, from the first to the last; the rate says how far apart."""
+    """With "uniform", frames are nearest to evenly spaced times from first to last, and the rate gives the spacing."""
     for item in deliver(dataset(rule), view={"temporal": "uniform"}):
         its = truth(item.source)
         if item.source == "image.png":
@@ -220,7 +220,10 @@ def test_an_even_spread_is_over_the_whole_clip(
 
 
 def test_open_soras_window_and_random_intervals(dataset: Callable[[str], Path], truth: Callable[[str], Truth]) -> None:
-    """OPEN-SORA 12: one interval a delivery, which differs; and its own window, linspace truncated."""
+    """OPEN-SORA 12: each delivery has one interval, and intervals vary.
+
+    Open-Sora's own window is a truncated linspace.
+    """
     intervals = set()
     for seed in range(4):
         for item in deliver(dataset("native"), view={"max_interval": 4}, seed=seed):
@@ -243,7 +246,7 @@ def test_open_soras_window_and_random_intervals(dataset: Callable[[str], Path], 
 def test_whole_clips_have_the_buckets_length_or_are_an_error(
     clips: Path, tmp_path: Path, truth: Callable[[str], Truth]
 ) -> None:
-    """A clip exactly as long as its bucket is delivered whole under every choice; a longer one under "full" is named."""
+    """A clip exactly as long as its bucket is delivered whole by every view. With "full", a longer clip is an error."""
     source = tmp_path / "source"
     source.mkdir()
     (source / INDEXED[0]).write_bytes((clips / INDEXED[0]).read_bytes())
@@ -258,7 +261,7 @@ def test_whole_clips_have_the_buckets_length_or_are_an_error(
 
 @pytest.mark.parametrize("rule", ["resample", "above", "cap", "fix_frame_rate"])
 def test_the_rule_decides_the_bucket(rule: str, clips: Path, tmp_path: Path, truth: Callable[[str], Truth]) -> None:
-    """OPEN-SORA 11: a bucket takes as many frames as the clip has at its rate, and not one more."""
+    """OPEN-SORA 11: a clip fits a bucket with as many frames as it has at its rate, but not with one more."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "variable_rate.mp4").write_bytes((clips / "variable_rate.mp4").read_bytes())
@@ -272,10 +275,11 @@ def test_the_rule_decides_the_bucket(rule: str, clips: Path, tmp_path: Path, tru
     assert its.shown(item.frames) == places(rule, its)
 
 
-def test_clips_that_are_not_decoded_have_the_same_frames(
-    clips: Path, tmp_path: Path, truth: Callable[[str], Truth]
-) -> None:
-    """decode=False: the numbers are those that decoding shows; one that repeats has one packet, with its first place."""
+def test_stored_clips_have_the_same_frames(clips: Path, tmp_path: Path, truth: Callable[[str], Truth]) -> None:
+    """With decode=False, frame numbers equal the decoded ones.
+
+    A repeated frame has one packet, at its first position.
+    """
     source = tmp_path / "source"
     source.mkdir()
     for name in INDEXED:
@@ -300,10 +304,8 @@ def test_clips_that_are_not_decoded_have_the_same_frames(
             assert np.array_equal(out.reshape(item.frames.shape), item.frames)
 
 
-def test_what_takes_a_bad_clips_place_has_frames_of_its_own_times(
-    clips: Path, tmp_path: Path, truth: Callable[[str], Truth]
-) -> None:
-    """BAD-1: a substitute is whole, decoded by way of its container or handed over; its frames are by its own times."""
+def test_a_substitute_has_frames_at_its_own_times(clips: Path, tmp_path: Path, truth: Callable[[str], Truth]) -> None:
+    """BAD-1: a substitute is decoded through its container or delivered whole, and its own times select its frames."""
     source = tmp_path / "source"
     source.mkdir()
     for name in INDEXED[:2]:
@@ -331,7 +333,7 @@ def test_what_takes_a_bad_clips_place_has_frames_of_its_own_times(
     assert sorted(clip.packets is None for clip in found) == [False, True]
 
 
-def test_frames_by_time_without_a_packet_index_are_named_where_nothing_is_decoded(
+def test_frames_by_time_require_a_packet_index_or_decoding(
     dataset: Callable[[str], Path],
 ) -> None:
     loader = open_loader(dataset("resample"), tail="uneven", output={"decode": False})
@@ -340,7 +342,7 @@ def test_frames_by_time_without_a_packet_index_are_named_where_nothing_is_decode
 
 
 def test_workers_decode_what_the_caller_would(dataset: Callable[[str], Path]) -> None:
-    """SAMPLE-1: choices do not hang on who makes them, with an index or by way of the container."""
+    """SAMPLE-1: choices do not depend on the process that makes them, with an index or through the container."""
     for options in ({"view": {"temporal": "uniform"}}, {"view": {"temporal": "random"}, "seed": 5}):
         here, there = deliver(dataset("above"), **options), deliver(dataset("above"), num_workers=2, **options)
         for mine, theirs in zip(here, there, strict=True):
@@ -348,8 +350,8 @@ def test_workers_decode_what_the_caller_would(dataset: Callable[[str], Path]) ->
             assert np.array_equal(mine.frames, theirs.frames)
 
 
-def test_a_rule_goes_with_a_rate_and_native_clips_with_one_rule() -> None:
-    """Messages name the option, its value and what is allowed."""
+def test_a_rule_requires_a_rate_and_native_clips_allow_one_rule() -> None:
+    """Errors name the option, its value and what is allowed."""
     buckets = parse_buckets("96x64@9")
     for options, message in (
         ({"fps_rule": "cap"}, "fps_rule='cap' requires a frame rate; also set clips.fps"),

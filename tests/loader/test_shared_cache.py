@@ -1,5 +1,7 @@
-"""Two jobs on one machine share a cache of half the dataset: what they receive is exact, and the folder keeps its bound,
-even where one of them is killed in the middle of it."""
+"""Tests of two jobs on one machine that share a cache of half the dataset.
+
+Both receive exact batches, and the folder stays within its limit, even if one job is killed while it uses the cache.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ NUM_CLIPS, PADDING_BYTES = 20, 4 * 2**20
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory, rgw: Rgw) -> Source:
-    """80 MiB in five shards: short clips, each with a box of random bytes behind its video."""
+    """Dataset of 80 MiB in five shards: short clips, each followed by a box of random bytes."""
     folder, draw = tmp_path_factory.mktemp("large"), random.Random(1)
     (folder / "clips").mkdir()
     video = encode(frames_of("bikes", 96, 64, 14))
@@ -40,7 +42,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, rgw: Rgw) -> Source:
 
 
 class Watcher(threading.Thread):
-    """Adds up a folder's files again and again; the largest sum."""
+    """Thread that repeatedly sums the sizes of a folder's files and records the largest sum."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -67,7 +69,7 @@ class Watcher(threading.Thread):
 def test_two_jobs_share_a_cache_of_half_the_dataset_and_one_is_killed(
     large: Source, rgw: Rgw, s3_env: S3Env, tmp_path: Path, killed: int
 ) -> None:
-    """FETCH-2, STOP-1."""
+    """FETCH-2, STOP-1: batches are exact before and after the kill, and the cache stays within its limit."""
     s3_env(rgw)
     draw = random.Random(killed)
     half = NUM_CLIPS * PADDING_BYTES // 2
@@ -86,7 +88,7 @@ def test_two_jobs_share_a_cache_of_half_the_dataset_and_one_is_killed(
     watcher = Watcher(tmp_path / "cache")
     watcher.start()
     try:
-        # It is killed where its caller has `after` batches, and its threads are at those that come.
+        # The job is killed when its caller has `after` batches and its threads are reading later ones.
         then = "import os\nPath(order['out']).write_text(json.dumps(got))\nos.kill(os.getpid(), 9)"
         jobs = [
             s3_run.start(
@@ -100,9 +102,9 @@ def test_two_jobs_share_a_cache_of_half_the_dataset_and_one_is_killed(
         watcher.join()
     assert [job.returncode for job in jobs] == [-signal.SIGKILL, 0], errors
     assert json.loads((tmp_path / "1").read_text()) == expected[0][:after]
-    got, stats = s3_run.told(tmp_path / "2")
+    got, stats = s3_run.read_results(tmp_path / "2")
     assert got == expected[1]
     assert stats["cache"]["misses"] > 0
-    # One object in flight a writer, and a page for the ledger and the marker each.
+    # One object in flight per writer, plus one page each for the ledger and the marker.
     assert BLOCK_BYTES < watcher.most <= half + 2 * BLOCK_BYTES + 2 * 4096
     assert s3_run.run(large.url, **options, **cache, seed=1) == expected[0]

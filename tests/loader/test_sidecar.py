@@ -1,4 +1,4 @@
-"""VideoLoader(features=…): what was encoded once is delivered as video is, sample by sample and step by step."""
+"""Tests of VideoLoader(features=…): precomputed features are delivered like video, at the same samples and steps."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ def sidecar(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_sidecar(tmp_path_factory.mktemp("sidecar") / "s", dataset)
 
 
-# What is delivered.
+# Delivery.
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_each_sample_comes_once_an_epoch_with_its_own_tensors(dataset: Path, sidecar: Path, num_ranks: int) -> None:
-    """PLAN-2: at an odd count; visit v shows the stored visit v modulo their number."""
+def test_each_sample_is_delivered_once_per_epoch_with_its_own_tensors(
+    dataset: Path, sidecar: Path, num_ranks: int
+) -> None:
+    """PLAN-2: the number of samples is odd. Visit v delivers the stored visit v modulo the number of stored visits."""
     seen: Counter[tuple[int, str]] = Counter()
     for rank in range(num_ranks):
         world = World(rank, num_ranks)
@@ -53,9 +55,11 @@ def test_each_sample_comes_once_an_epoch_with_its_own_tensors(dataset: Path, sid
     assert len(seen) == 3 * NUM_SAMPLES and set(seen.values()) == {1}
 
 
-def test_all_but_the_pictures_is_that_of_the_video(dataset: Path, tmp_path: Path) -> None:
-    """SAMPLE-1, PLAN-1: keys, captions, seeds, weights, columns, step by step, as long as visits are stored; drawn
-    captions among them. Later captions are those of the visit that is shown, and dropout is drawn anew."""
+def test_all_fields_except_the_video_are_unchanged(dataset: Path, tmp_path: Path) -> None:
+    """SAMPLE-1, PLAN-1: keys, captions, seeds, weights and columns agree step by step, as long as visits are stored.
+
+    This includes drawn captions. Later visits have the captions of the stored visit, and dropout is drawn anew.
+    """
     config = DatasetConfig(dataset, captions={"column": {"text": 1, "place": 1}, "dropout": 0.3})
     options: dict[str, Any] = {"batch_size": 3, "num_workers": 0, "num_epochs": 4, "columns": ["score"], "tail": "pad"}
     options |= {"accumulate": 2, "view": {"max_interval": 2}}
@@ -73,7 +77,7 @@ def test_all_but_the_pictures_is_that_of_the_video(dataset: Path, tmp_path: Path
                 assert torch.equal(video[name].nan_to_num(), tensors[name].nan_to_num()), name
             assert [not text for text in video.text] == [not text for text in tensors.text]
             for place, is_repeat in enumerate(video.is_repeat.tolist()):
-                if one.epoch < 2 and not is_repeat:  # of others the visit is not one that is stored
+                if one.epoch < 2 and not is_repeat:  # visits of repeats are not stored
                     assert (video.text[place], video.fps[place]) == (tensors.text[place], tensors.fps[place])
             num_dropped[one.epoch] += sum(not text for text in tensors.text)
             for key, text, (_, visit) in zip(tensors.sample_keys, tensors.text, tensors.who.tolist(), strict=True):
@@ -81,11 +85,11 @@ def test_all_but_the_pictures_is_that_of_the_video(dataset: Path, tmp_path: Path
         assert one.epoch == two.epoch == 4
     assert max(map(len, texts.values())) == 1 and any(num_dropped[0] != other for other in num_dropped)
     both = [texts[key, 0] | texts.get((key, 1), set()) for key, _ in texts]
-    assert any(len(one) == 2 for one in both)  # else nothing was drawn
+    assert any(len(one) == 2 for one in both)  # otherwise, no caption was drawn
 
 
 def test_processes_that_share_a_batch_can_compare_it(dataset: Path, sidecar: Path) -> None:
-    """A digest is that of keys, texts and tensors, whichever of them differs."""
+    """The digest covers keys, texts and tensors."""
     batch = next(iter(open_loader(dataset, features=sidecar, batch_size=3)))
     digest = batch.digest()
     assert batch.clone().digest() == batch.to("cpu").digest() == digest
@@ -96,15 +100,15 @@ def test_processes_that_share_a_batch_can_compare_it(dataset: Path, sidecar: Pat
 
 
 def test_workers_change_nothing(dataset: Path, sidecar: Path) -> None:
-    """PLAN-5: read by the caller's own threads, or by processes."""
+    """PLAN-5: the caller's own threads and worker processes read the same batches."""
     alone = run(dataset, features=sidecar, num_epochs=2)
     assert run(dataset, features=sidecar, num_epochs=2, num_workers=2) == alone and len(alone) >= 2 * 10
     assert run(dataset, features=open_sidecar(sidecar), num_epochs=2, device="cpu") == alone
 
 
 @pytest.mark.parametrize("num_done", [1, 7, 13])
-def test_a_state_goes_on_where_it_was(dataset: Path, sidecar: Path, num_done: int) -> None:
-    """RESUME-1: in the middle of an epoch; and a state of a run over videos, as positions are the same."""
+def test_a_state_resumes_at_its_position(dataset: Path, sidecar: Path, num_done: int) -> None:
+    """RESUME-1: the state is saved in the middle of an epoch. A state of a video run can be used, too."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "num_epochs": 2}
     whole = run(dataset, features=sidecar, num_epochs=2)
     for first in ({"features": sidecar}, {"output": {"decode": False}}):
@@ -114,7 +118,7 @@ def test_a_state_goes_on_where_it_was(dataset: Path, sidecar: Path, num_done: in
 
 
 def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
-    """PLAN-5: `where`, and two datasets, each with its sidecar of its own seed; several in a batch."""
+    """PLAN-5: `where` works, and so does a mix of two datasets, each with precomputed features for its own seed."""
     for batch in open_loader(dataset, features=sidecar, where="score > 4"):
         check_tensors(batch, 0)
     other = build_dataset(tmp_path / "other", {SMALL: [3, 2], TALL: [2]}, variants=1)
@@ -137,14 +141,16 @@ def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> N
         streamvid.VideoLoader(datasets, features=sidecar, batch_size=2)
 
 
-# From far.
+# Remote stores.
 
 
-def test_a_bucket_gives_what_the_disk_gives(
+def test_a_bucket_gives_the_same_batches_as_the_disk(
     dataset: Path, sidecar: Path, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
 ) -> None:
-    """FETCH-2: dataset, sidecar or both in a bucket, read by worker or not, a cold cache and a warm one; written there
-    too."""
+    """FETCH-2: the dataset, the features or both are in a bucket, read with and without a worker and a cache.
+
+    Features are also written to a bucket.
+    """
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(dataset, bucket, "dataset/")
@@ -168,7 +174,7 @@ def test_a_bucket_gives_what_the_disk_gives(
 
 
 def damage(root: Path, source: Path, key: str, visit: int) -> None:
-    """Change a byte of a member."""
+    """Change one byte of a stored member."""
     for shard in open_dataset(source).shards:
         path = root / shard.path
         for member in tar.scan_tar(io.BytesIO(path.read_bytes())):
@@ -181,9 +187,12 @@ def damage(root: Path, source: Path, key: str, visit: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_corrupt_member_is_substituted_at_its_visit_alone(dataset: Path, tmp_path: Path, num_workers: int) -> None:
-    """BAD-1: another of its bucket comes in its place, marked, told with the reason; the same on each run, and whatever
-    was found bad before. What could not be made is substituted likewise."""
+def test_a_corrupt_member_is_substituted_only_at_its_visit(dataset: Path, tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: another sample of its bucket is delivered instead, marked as a repeat, and reported with the reason.
+
+    The substitute is the same in each run, whatever was found bad before. Missing features are replaced in the same
+    way.
+    """
     bad, missing = "96x64-5f-1", "64x96-9f-4"
     root = make_sidecar(tmp_path / "s", dataset, missing=[(missing, 1)])
     damage(root, dataset, bad, 0)
@@ -206,7 +215,7 @@ def test_a_corrupt_member_is_substituted_at_its_visit_alone(dataset: Path, tmp_p
             assert substitute.who[0, 0].item() == name_of(substitute.sample_keys[0])
     assert runs[0] == runs[1]
     with streamvid.VideoLoader(dataset, features=root, **options) as loader:
-        loader.set_epoch(1)  # where nobody has met the corrupt one
+        loader.set_epoch(1)  # the epoch in which the corrupt member is not read
         assert [received(batch) for batch in loader] == [r for r, (epoch, _) in zip(runs[0], got, strict=True) if epoch]
 
 
@@ -216,7 +225,7 @@ def all_keys(dataset: Path, shard: Any) -> list[str]:
 
 
 def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
-    """BAD-1."""
+    """BAD-1: one sample is corrupt, and the other has no features."""
     source = build_dataset(tmp_path / "d", {SMALL: [2]})
     root = make_sidecar(tmp_path / "s", source, missing=[("96x64-5f-1", 0)], num_visits=1)
     damage(root, source, "96x64-5f-0", 0)
@@ -242,10 +251,10 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
         (lambda v: v["tensors"]["tokens"].update(is_ragged=False), "tensor 'tokens': all tensors in a batch must"),
     ],
 )
-def test_members_that_are_not_what_the_manifest_says_are_told(
+def test_members_that_do_not_match_the_manifest_are_an_error(
     dataset: Path, tmp_path: Path, change: Any, wrong: str
 ) -> None:
-    """SAFE-1: with right checksums; the error names the sample."""
+    """SAFE-1: their checksums are correct, and the error names the sample."""
     root = make_sidecar(tmp_path / "s", dataset, null=None)
     edit_manifest(root, change)
     with (
@@ -255,7 +264,7 @@ def test_members_that_are_not_what_the_manifest_says_are_told(
         list(loader)
 
 
-# What is refused.
+# Invalid arguments.
 
 
 @pytest.mark.parametrize(
@@ -278,7 +287,7 @@ def test_members_that_are_not_what_the_manifest_says_are_told(
 def test_other_views_are_refused_by_name(
     dataset: Path, sidecar: Path, options: dict[str, Any], named: Sequence[str]
 ) -> None:
-    """Each thing that changed, both values, and what to do; nothing else."""
+    """The error names only the options that changed, with both values and the remedy."""
     for name in named:
         with pytest.raises(ConfigError, match=f"{name}.*streamvid encode"):
             streamvid.VideoLoader(dataset, features=sidecar, batch_size=1, **options)
@@ -302,8 +311,8 @@ def test_captions_are_part_of_a_view_and_dropout_is_not(dataset: Path, sidecar: 
             streamvid.VideoLoader(DatasetConfig(dataset, **changed), features=sidecar, batch_size=1)
 
 
-def test_later_columns_make_a_sidecar_stale_if_captions_are_made_of_them(tmp_path: Path) -> None:
-    """`annotate`: a score changes nothing that was encoded, a new caption does; one that is not read does not."""
+def test_new_columns_invalidate_a_sidecar_only_if_captions_use_them(tmp_path: Path) -> None:
+    """A new caption invalidates precomputed features. A new score or a caption that is not read does not."""
     source = build_dataset(tmp_path / "d", {SMALL: [3]})
     root = make_sidecar(tmp_path / "s", source, num_visits=1)
     keys = [key for shard in open_dataset(source).shards for key in all_keys(source, shard)]
@@ -345,12 +354,12 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, t
         ({"limits": {"prefetch_bytes": -1}}, "prefetch_bytes"),
     ],
 )
-def test_arguments_that_do_not_go_together(dataset: Path, sidecar: Path, options: dict[str, Any], wrong: str) -> None:
+def test_arguments_that_cannot_be_combined(dataset: Path, sidecar: Path, options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         streamvid.VideoLoader(dataset, **{"features": sidecar, "batch_size": 1, **options})
 
 
-def test_tensors_are_called_like_no_field_of_batches(dataset: Path, tmp_path: Path) -> None:
+def test_tensors_cannot_have_the_names_of_batch_fields(dataset: Path, tmp_path: Path) -> None:
     one = {"text": RawTensor("U8", (1,), b"1"), "score": RawTensor("U8", (1,), b"1")}
     root = make_sidecar(tmp_path / "s", dataset, encode=lambda key, visit: one, null=None, num_visits=1)
     with pytest.raises(ConfigError, match="contain tensors with the names of other batch fields: text"):
@@ -371,7 +380,7 @@ DTYPES = ("int64", "float64", "float32", "int32", "bfloat16", "float16", "int16"
     st.lists(st.integers(1, 3), max_size=2),
 )
 def test_collate_pads_and_masks(dtype: str, lengths: list[int], rest: list[int]) -> None:
-    """Every type; what is no padding is each sample's own, bit by bit, and all else is 0."""
+    """For every dtype, each sample keeps its own values, and all padding is 0."""
     kind = getattr(torch, dtype)
     tensors = [torch.randint(0, 2, (length, *rest)).to(kind) for length in lengths]
     fields = collate({"x": tensors, "y": [torch.ones(2, dtype=kind)] * len(lengths)}, {"x"})
@@ -386,7 +395,7 @@ def test_collate_pads_and_masks(dtype: str, lengths: list[int], rest: list[int])
         assert again.dtype == kind and again.shape == one.shape and torch.equal(again.float(), one.float())
 
 
-def test_collate_names_what_does_not_go_together() -> None:
+def test_collate_names_tensors_that_do_not_match() -> None:
     with pytest.raises(
         ConfigError,
         match=r"tensor 'x': all tensors in a batch must have the same dtype and shape, but these are torch.float32 \(1,\), torch.float32 \(2,\)",
@@ -400,8 +409,8 @@ def test_collate_names_what_does_not_go_together() -> None:
         raw_tensor(torch.ones(1, dtype=torch.complex64))
 
 
-def test_an_index_that_is_not_the_shards_is_told(dataset: Path, tmp_path: Path) -> None:
-    """PLAN-6: one small file a shard, found to be wrong when its shard comes, and not before."""
+def test_an_index_that_does_not_match_its_shard_is_an_error(dataset: Path, tmp_path: Path) -> None:
+    """PLAN-6: there is one small file per shard, which is verified when its shard is read, and not before."""
     root = make_sidecar(tmp_path / "s", dataset)
     path = next((root / "index").glob("96x64-5f-000001.parquet"))
     path.write_bytes(path.read_bytes()[::-1])

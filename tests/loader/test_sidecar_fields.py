@@ -1,4 +1,4 @@
-"""What a step of training finds in a batch besides what the loader reads: seeds of its samples, fields put there."""
+"""Tests of batch fields for training steps: the seeds of samples, and fields that the caller adds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamvid.loader.view.view import RandomChoices
 
 
 def seeds_of(dataset: Path, world: World, **options: object) -> dict[tuple[int, str], int]:
-    """(epoch, key) → seed, of two epochs."""
+    """Return the seed of each (epoch, key) over two epochs."""
     found = {}
     with streamvid.VideoLoader(dataset, world=world, num_workers=0, num_epochs=None, **options) as loader:  # type: ignore[arg-type]
         for batch in loader:
@@ -26,8 +26,8 @@ def seeds_of(dataset: Path, world: World, **options: object) -> dict[tuple[int, 
     return found
 
 
-def test_seeds_hang_on_seed_key_and_visit_alone(dataset: Path) -> None:
-    """SAMPLE-1: the same on 1 and 2 ranks, at any batch size, decoded or not; another at each visit and each seed."""
+def test_seeds_depend_only_on_seed_key_and_visit(dataset: Path) -> None:
+    """SAMPLE-1: seeds do not depend on ranks, batch size or decoding, and differ between visits and loader seeds."""
     options = {"tail": "uneven", "shuffle": "window"}
     alone = seeds_of(dataset, World(0, 1), batch_size=2, **options)
     assert len(set(alone.values())) == len(alone) == 2 * 23
@@ -37,14 +37,14 @@ def test_seeds_hang_on_seed_key_and_visit_alone(dataset: Path) -> None:
     assert other.keys() == alone.keys() and not set(other.values()) & set(alone.values())
 
 
-def test_seeds_stay_what_they_are() -> None:
-    """SAMPLE-1: of another version of the library too, so that a run goes on with the same noise."""
+def test_seeds_do_not_change() -> None:
+    """SAMPLE-1: other versions of the library give the same seeds, so that a resumed run uses the same noise."""
     assert RandomChoices.of(0, "a", 0).sample_seed() == 6195026668461239124
     assert RandomChoices.of(7, "clip-9", -3).sample_seed() == 4739910669824933658
 
 
 def test_a_batch_with_more_fields(dataset: Path) -> None:
-    """BATCH-1: over the same memory, which is the caller's as long as one of both lives."""
+    """BATCH-1: both batches share memory, which belongs to the caller as long as one of them exists."""
     with streamvid.VideoLoader(dataset, batch_size=3, num_workers=0) as loader:
         batch = next(iter(loader))
         more = batch.with_fields({"latents": torch.ones(3, 2), "text": ["", "", ""]})
@@ -53,6 +53,6 @@ def test_a_batch_with_more_fields(dataset: Path) -> None:
         assert torch.equal(more.clone().latents, torch.ones(3, 2))
 
 
-def test_no_column_is_called_like_the_seeds(dataset: Path) -> None:
+def test_no_column_can_have_the_name_of_the_seeds(dataset: Path) -> None:
     with pytest.raises(ConfigError, match="sample_seeds.* is the name of a standard batch field"):
         streamvid.VideoLoader(dataset, batch_size=1, columns=("sample_seeds",))

@@ -1,4 +1,4 @@
-"""What a loader says that its batches cost."""
+"""Tests of the loader's statistics on the cost of its batches."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_sums_and_intervals_add_up(
     assert late.last.work.decode_seconds == cost.decode_seconds and late.last.last is None
 
 
-def test_before_the_first_step_there_is_nothing() -> None:
+def test_statistics_are_empty_before_the_first_step() -> None:
     stats = StatsMeter().stats()
     assert stats == LoaderStats() and stats.wait_share == 0 and stats.mean_queue_depth == 0
 
 
-def test_what_was_said_stays_as_it_was() -> None:
+def test_returned_statistics_do_not_change() -> None:
     meter = StatsMeter()
     add(meter, (BatchStats(), 4, 0.5, 0.1, 2))
     before = meter.stats()

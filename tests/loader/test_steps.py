@@ -1,4 +1,4 @@
-"""What reaches the ranks at each step: groups of accumulation, weights, classes of cost, evaluation, chosen starts."""
+"""Tests of the steps that ranks receive: gradient accumulation, weights, cost classes, evaluation and chosen starts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ World = streamvid.World
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """13 + 6 + 4 samples; SMALL and TALL differ in frames and so in cost."""
+    """Dataset with 13 + 6 + 4 samples.
+
+    SMALL and TALL have different numbers of frames and therefore different costs.
+    """
     return build_dataset(tmp_path_factory.mktemp("uneven"), {SMALL: [5, 5, 3], TALL: [4, 2], LONG: [4]})
 
 
 def steps_of(root: Path, num_ranks: int, **options: Any) -> list[list[tuple[str, int, float, list[str], list[bool]]]]:
-    """For each rank its batches: (bucket, samples, weight, keys, repeats)."""
+    """Return the batches of each rank: (bucket, samples, weight, keys, repeats)."""
     told = []
     for rank in range(num_ranks):
         with streamvid.VideoLoader(root, world=World(rank, num_ranks), num_workers=0, **options) as loader:
@@ -33,14 +36,14 @@ def steps_of(root: Path, num_ranks: int, **options: Any) -> list[list[tuple[str,
             batches = [
                 (b.bucket.id, len(b.sample_keys), b.loss_weight, b.sample_keys, b.is_repeat.tolist()) for b in loader
             ]
-            whole = len(batches) // options.get("num_epochs", 1)  # without what is carried, epochs are alike
+            whole = len(batches) // options.get("num_epochs", 1)  # without carried samples, epochs have equal length
             assert announced == (whole, whole)
             told.append(batches)
     return told
 
 
 def counted_once(ranks: list[list[Any]]) -> Counter[str]:
-    """Key → how often all ranks of `steps_of` have it, repeats left out."""
+    """Return how often all ranks of `steps_of` together have each key, without repeats."""
     rows = [(keys, again) for batches in ranks for *_, keys, again in batches]
     return Counter(key for keys, again in rows for key, is_repeat in zip(keys, again, strict=True) if not is_repeat)
 
@@ -48,7 +51,7 @@ def counted_once(ranks: list[list[Any]]) -> Counter[str]:
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad", "shrink"])
 @pytest.mark.parametrize("accumulate", [2, 3, 4])
 def test_steps_of_an_epoch_are_a_multiple_of_accumulate(uneven: Path, tail: Any, accumulate: int) -> None:
-    """PLAN-2, PLAN-4: on all ranks, whatever the tail; pad and shrink add marked repeats and lose nothing."""
+    """PLAN-2, PLAN-4: all ranks agree, for any tail. Pad and shrink add marked repeats and lose no samples."""
     ranks = steps_of(uneven, 2, batch_size=2, tail=tail, accumulate=accumulate)
     assert {len(batches) % accumulate for batches in ranks} == {0}
     assert len({len(batches) for batches in ranks}) == 1 and ranks[0]
@@ -60,8 +63,8 @@ def test_steps_of_an_epoch_are_a_multiple_of_accumulate(uneven: Path, tail: Any,
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 @pytest.mark.parametrize("sync", ["bucket", "cost"])
-def test_weights_make_every_sample_count_alike(uneven: Path, accumulate: int, sync: Any) -> None:
-    """The mean over ranks and batches of weight x mean loss is the mean over the samples of the optimizer's step."""
+def test_weights_make_every_sample_count_equally(uneven: Path, accumulate: int, sync: Any) -> None:
+    """The mean over ranks and batches of weight x mean loss is the mean over the samples of the optimizer step."""
     options: dict[str, Any] = {"batch_size": {"96x64-5f": 3, "64x96-9f": 2, "96x64-17f": 1}, "tail": "shrink"}
     ranks = steps_of(uneven, 2, accumulate=accumulate, sync=sync, **options)
     assert any(weight != 1 for batches in ranks for _, _, weight, *_ in batches) or (accumulate, sync) == (1, "bucket")
@@ -74,7 +77,10 @@ def test_weights_make_every_sample_count_alike(uneven: Path, accumulate: int, sy
 
 
 def test_buckets_of_equal_cost_share_a_step(uneven: Path) -> None:
-    """PLAN-3: measured costs decide which; each sample once over all ranks, and the state goes on with other ranks."""
+    """PLAN-3: measured costs decide which buckets share a step.
+
+    Each sample is delivered once, also after a resume with other ranks.
+    """
     buckets = [SMALL, TALL, LONG]
     measured = [(bucket.id, 1, seconds) for bucket, seconds in zip(buckets, (1.0, 1.05, 3.0), strict=True)] * 3
     costs = streamvid.fit_costs(measured, buckets)
@@ -91,7 +97,7 @@ def test_buckets_of_equal_cost_share_a_step(uneven: Path) -> None:
 
 
 def test_largest_first_shows_every_bucket_at_once(uneven: Path) -> None:
-    """What runs out of memory does so in the first steps; a resume does not begin with them again."""
+    """A run that runs out of memory does so in its first steps. A resumed run does not start with them again."""
     with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, schedule={"order": "largest-first"}) as loader:
         iterator = iter(loader)
         assert [next(iterator).bucket.id for _ in range(3)] == [LONG.id, TALL.id, SMALL.id]
@@ -106,20 +112,20 @@ def test_largest_first_shows_every_bucket_at_once(uneven: Path) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_an_evaluation_pass_has_each_sample_exactly_once(tmp_path: Path, num_ranks: int, batch_size: int) -> None:
-    """PLAN-4: split="val" over all ranks, without a repeat; last batches are unequal, and len() says so."""
+    """PLAN-4: split="val" has no repeats over all ranks. The last batches differ in size, and len() counts them."""
     root = build_dataset(tmp_path, {SMALL: [5, 5, 3], TALL: [1]}, split="val")
     ranks = steps_of(root, num_ranks, split="val", batch_size=batch_size)
     keys = [key for batches in ranks for *_, keys, _ in batches for key in keys]
     assert sorted(keys) == sorted([f"{SMALL.id}-{i}" for i in range(13)] + [f"{TALL.id}-0"])
     assert not any(any(again) for batches in ranks for *_, again in batches)
     assert all(size <= batch_size for batches in ranks for _, size, *_ in batches)
-    # A second pass is the first again but for its order: nothing is carried.
+    # A second pass differs from the first only in its order, because nothing is carried over.
     again = steps_of(root, num_ranks, split="val", batch_size=batch_size, num_epochs=2)
     assert sorted(k for batches in again for *_, keys, _ in batches for k in keys) == sorted(keys * 2)
 
 
 def test_a_start_can_be_chosen(uneven: Path) -> None:
-    """PLAN-5: an epoch and a step of it, without a state."""
+    """PLAN-5: the start is an epoch and a step within it, without a state."""
     with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, tail="drop") as loader:
         loader.set_epoch(2)
         whole = [batch.sample_keys for batch in loader]
@@ -135,8 +141,8 @@ def test_a_start_can_be_chosen(uneven: Path) -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, True, "1", None, 1.0, 1 << 30])
-def test_an_epoch_that_cannot_be_is_named(uneven: Path, epoch: Any) -> None:
-    """And the place stays what it was; True is no epoch even where it equals the current one."""
+def test_an_invalid_epoch_is_named(uneven: Path, epoch: Any) -> None:
+    """The position does not change. True is not an epoch, even if it equals the current one."""
     with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0) as loader:
         loader.set_epoch(1, step=3)
         state = loader.state_dict()
@@ -146,8 +152,8 @@ def test_an_epoch_that_cannot_be_is_named(uneven: Path, epoch: Any) -> None:
         assert loader.state_dict() == state
 
 
-def test_costs_that_nothing_asks_for_are_refused(uneven: Path) -> None:
-    """An argument that does nothing is an error with its remedy."""
+def test_unused_costs_are_refused(uneven: Path) -> None:
+    """An argument without effect is an error that gives the remedy."""
     costs = streamvid.fit_costs([(SMALL.id, 1, 1.0), (TALL.id, 1, 1.0), (LONG.id, 1, 2.0)] * 3, [SMALL, TALL, LONG])
     options: dict[str, Any] = {"batch_size": 1, "num_workers": 0}
     with pytest.raises(
@@ -175,8 +181,8 @@ def test_a_wrong_caption_column_is_named(uneven: Path) -> None:
             streamvid.VideoLoader(config, batch_size=1, columns=() if options else ("caption",))
 
 
-def test_a_state_within_a_group_goes_on_with_its_rest(uneven: Path) -> None:
-    """PLAN-5 with accumulation: steps stay multiples of it over the whole epoch."""
+def test_a_state_within_a_group_resumes_with_its_remainder(uneven: Path) -> None:
+    """PLAN-5: over the whole epoch, the number of steps remains a multiple of `accumulate`."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "accumulate": 4}
     with streamvid.VideoLoader(uneven, **options) as loader:
         iterator = iter(loader)
@@ -190,8 +196,8 @@ def test_a_state_within_a_group_goes_on_with_its_rest(uneven: Path) -> None:
         assert [batch.sample_keys for batch in loader] == rest
 
 
-def test_what_gets_no_step_is_named_with_remedies(uneven: Path, caplog: Any) -> None:
-    """PLAN-4: starved buckets, and an epoch without any step."""
+def test_buckets_and_epochs_without_a_step_are_named_with_remedies(uneven: Path, caplog: Any) -> None:
+    """PLAN-4: some buckets, or all of them, have no step in an epoch."""
     with streamvid.VideoLoader(uneven, batch_size=5, num_workers=0, num_epochs=None):
         assert (
             "1 of 3 buckets have no step in this epoch" in caplog.text
@@ -207,7 +213,7 @@ def test_what_gets_no_step_is_named_with_remedies(uneven: Path, caplog: Any) -> 
 
 
 def test_the_state_of_a_loader_is_small(tmp_path: Path) -> None:
-    """PLAN-5: under 4 KB of JSON for 100 buckets."""
+    """PLAN-5: the state takes less than 4 KB of JSON for 100 buckets."""
     sides = range(32, 352, 32)
     layout = {streamvid.Bucket(1, height, width): [1] for height in sides for width in sides}
     assert len(layout) == 100

@@ -1,4 +1,4 @@
-"""STOP-1: however a loader ends, nothing of it is left, and a killed worker is an error, never a hang."""
+"""Tests of STOP-1: however a loader ends, nothing of it remains, and a killed worker is an error, never a hang."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_no_worker_outlives_its_loader(dataset: Path, then: str, code: int, says
     assert wait_for_end(workers) == []
 
 
-def test_ctrl_c_reaches_the_loop_and_leaves_nothing(dataset: Path) -> None:
+def test_ctrl_c_reaches_the_loop_and_leaves_nothing_behind(dataset: Path) -> None:
     process, workers = start(dataset, "time.sleep(60)")
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -133,10 +133,8 @@ print("clean")
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(
-    dataset: Path, num_workers: int, decode: bool, count: int
-) -> None:
-    """Building, waiting, breaking, moving, closing: whatever is interrupted, the next loop gives the epoch anew."""
+def test_ctrl_c_at_any_moment_leaves_nothing_behind(dataset: Path, num_workers: int, decode: bool, count: int) -> None:
+    """After an interrupt while creating, waiting, breaking, moving or closing, the next loop restarts the epoch."""
     assert run_python(CTRL_C, dataset, num_workers, decode, count).stdout == "clean\n"
 
 
@@ -162,7 +160,7 @@ def test_a_killed_worker_is_an_error_within_seconds(dataset: Path, number: int) 
     ("when", "decode"), [("starting", True), ("starting", False), ("idle", True), ("decoding", True)]
 )
 def test_all_workers_killed_at_once(dataset: Path, when: str, decode: bool) -> None:
-    """And the error, which has passed through frames that hold the loader, does not keep it from being collected."""
+    """The error has passed through frames that hold the loader, but does not keep the loader from being collected."""
     before = streamvid_threads()
     options: dict[str, Any] = {"limits": {"prefetch_bytes": 0}, "output": {"decode": decode}}
     loader = open_loader(dataset, num_workers=2, num_epochs=None, **options)
@@ -181,8 +179,8 @@ def test_all_workers_killed_at_once(dataset: Path, when: str, decode: bool) -> N
     wait_for_threads(before)
 
 
-def test_what_a_scheduler_sends_to_a_whole_job_ends_no_worker(dataset: Path) -> None:
-    """Slurm's --signal=USR1 may reach each process of a step: minutes before the end, in which training is to save."""
+def test_signals_to_a_whole_job_end_no_worker(dataset: Path) -> None:
+    """Slurm's --signal=USR1 may reach each process of a step minutes before the end, for training to save its state."""
     with open_loader(dataset) as loader:
         expected = [batch.sample_keys for batch in loader]
     with open_loader(dataset, num_workers=2, limits={"prefetch_bytes": 0}) as loader:
@@ -204,13 +202,13 @@ def test_a_stopped_worker_does_not_stop_the_close(dataset: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
     before = time.monotonic()
     loader.close()
-    assert time.monotonic() - before < 20  # one wait for all of them, not one each
+    assert time.monotonic() - before < 20  # one wait for all workers, not one per worker
     assert wait_for_end(pids) == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("how", ["close", "load_state_dict", "set_epoch", "iter"])
-def test_what_another_thread_does_ends_a_loop_that_waits(dataset: Path, num_workers: int, how: str) -> None:
+def test_actions_in_another_thread_end_a_waiting_loop(dataset: Path, num_workers: int, how: str) -> None:
     with open_loader(dataset, num_workers=num_workers, num_epochs=None) as loader:
         state = loader.state_dict()
         actions = {
@@ -230,7 +228,7 @@ def test_what_another_thread_does_ends_a_loop_that_waits(dataset: Path, num_work
 
 @contextlib.contextmanager
 def between_lines(functions: Sequence[Any], place: int, action: Callable[[], None]) -> Iterator[threading.Thread]:
-    """Run `action` in a thread that is not started before line `place` of these functions, and wait for it there."""
+    """Run `action` in a thread that starts at line `place` of these functions, and wait there for its end."""
     thread = threading.Thread(target=action)
     codes, lines = {function.__code__ for function in functions}, itertools.count(1)
 
@@ -248,8 +246,11 @@ def between_lines(functions: Sequence[Any], place: int, action: Callable[[], Non
 
 
 @pytest.mark.timeout(60)
-def test_set_epoch_in_another_thread_ends_or_moves_a_loop_that_begins(dataset: Path) -> None:
-    """It comes between any two lines of `iter`; the loop then ends or delivers the new epoch, and never waits."""
+def test_set_epoch_in_another_thread_ends_or_moves_a_starting_loop(dataset: Path) -> None:
+    """`set_epoch` runs between any two lines of `iter`.
+
+    The loop then ends or delivers the new epoch, and never hangs.
+    """
     functions = (VideoLoader.__iter__, Pipeline.stop, Pipeline.start)
     outcomes: list[int | None] = []
     with open_loader(dataset, num_workers=0, num_epochs=None) as loader:
@@ -270,7 +271,7 @@ def test_set_epoch_in_another_thread_ends_or_moves_a_loop_that_begins(dataset: P
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_close_at_every_stage(dataset: Path, num_workers: int) -> None:
-    """Twice, from within the loop, from another thread, with an iterator left hanging and one never begun."""
+    """`close` is called twice, in a loop, in another thread, with an abandoned iterator, and before the first batch."""
     before = streamvid_threads()
     for seconds in (0.0, 0.002, 0.01, 0.03, 0.1, 0.3):
         loader = open_loader(dataset, num_workers=num_workers, num_epochs=None)
@@ -296,7 +297,7 @@ def test_close_at_every_stage(dataset: Path, num_workers: int) -> None:
 
 @dataclass(frozen=True)
 class CollectingStore(LocalStore):
-    """Where a garbage collection happens to run in a thread that reads: any may be the one that collects a loader."""
+    """Store whose reads run a garbage collection, because any reading thread may be the one that collects a loader."""
 
     def read_at_once(self, path: str, ranges: Ranges) -> bool:
         gc.collect()
@@ -319,7 +320,7 @@ class CollectingStore(LocalStore):
     ],
 )
 def test_a_loader_collected_in_its_own_thread_is_closed(dataset: Path, num_workers: int, what: str) -> None:
-    """Or in the middle of a read that others of its threads wait for."""
+    """The collection may also happen during a read that other threads of the loader wait for."""
     source = streamvid.Dataset(CollectingStore(dataset))
     before = streamvid_threads()
 
@@ -335,7 +336,7 @@ def test_a_loader_collected_in_its_own_thread_is_closed(dataset: Path, num_worke
             if what == "destructor":
                 self.loader.close()
 
-    others = psutil.Process().children()  # servers of the session
+    others = psutil.Process().children()  # servers of the test session
     gc.disable()
     try:
         for _ in range(1 if what == "destructor" else 3):
@@ -380,8 +381,8 @@ loader.close()
 @pytest.mark.parametrize("how", ["close", "kill"])
 def test_a_forked_child_neither_uses_the_loader_nor_keeps_its_workers(dataset: Path, how: str) -> None:
     quiet = "import logging, warnings\nwarnings.simplefilter('ignore')\nlogging.disable(logging.WARNING)\n"
-    code = quiet + FORK  # which begins an epoch again
-    done = run_python(code, dataset, how, check=False, timeout=25)  # until nobody but the child is left
+    code = quiet + FORK  # silences the warning about the restarted epoch
+    done = run_python(code, dataset, how, check=False, timeout=25)  # returns when only the child is left
     assert done.returncode == (-9 if how == "kill" else 0) and not done.stderr, done.stderr
     lines = done.stdout.splitlines()
     child = next(int(line) for line in lines if line.isdecimal())
@@ -391,12 +392,12 @@ def test_a_forked_child_neither_uses_the_loader_nor_keeps_its_workers(dataset: P
 
 
 @pytest.mark.parametrize(("num_workers", "decode"), [(2, True), (0, False), (2, False)])
-def test_every_end_leaves_nothing(dataset: Path, num_workers: int, decode: bool) -> None:
-    """Threads, processes, files and memory, after an end of any kind; and after most of them a new loop can begin."""
+def test_every_end_leaves_nothing_behind(dataset: Path, num_workers: int, decode: bool) -> None:
+    """Threads, processes, files and memory are released after any end, and after most of them a new loop can begin."""
     me = psutil.Process()
-    others = set(me.children(recursive=True))  # servers of the session
+    others = set(me.children(recursive=True))  # servers of the test session
     options: dict[str, Any] = {"batch_size": 2, "num_workers": num_workers, "output": {"decode": decode}}
-    # One loader first: libraries open their own threads and files once.
+    # Run one loader first, because libraries open their own threads and files once.
     with streamvid.VideoLoader(dataset, **options) as loader:
         expected = [batch.sample_keys for batch in loader]
     gc.collect()
@@ -414,7 +415,7 @@ def test_every_end_leaves_nothing(dataset: Path, num_workers: int, decode: bool)
 
 
 def run_until(loader: streamvid.VideoLoader, then: Any, expected: list[list[str]]) -> None:
-    """A loop that ends in this way, and after it one that begins anew where the loader still can."""
+    """Run a loop that ends in this way, and then a new loop if the loader still allows it."""
     try:
         for number, batch in enumerate(loader):
             assert batch.sample_keys == expected[number]
@@ -438,7 +439,7 @@ def shared_maps() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:streamvid")
 
 
-def test_a_loader_that_nobody_closes_is_closed_when_collected(dataset: Path) -> None:
+def test_an_unclosed_loader_is_closed_when_collected(dataset: Path) -> None:
     loader = open_loader(dataset, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0})
     for _ in loader:
         break
@@ -457,7 +458,7 @@ def test_two_loaders_at_once(dataset: Path) -> None:
     assert len(pairs) == 23 and all(a == b for a, b in pairs)
 
 
-def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(dataset: Path) -> None:
+def test_after_a_fork_the_child_raises_and_the_parent_continues(dataset: Path) -> None:
     code = """
 import os, sys, streamvid
 loader = streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=1)
@@ -480,7 +481,7 @@ print(len(list(map(id, iterator))), flush=True)
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_works_in_a_child_of_any_start_method(dataset: Path, method: str, tmp_path: Path) -> None:
-    """And workers never run the caller's main module, nor hold torch."""
+    """Workers never run the caller's main module, and never load torch."""
     script = tmp_path / "main.py"
     script.write_text(f"""
 import multiprocessing, sys

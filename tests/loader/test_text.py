@@ -1,4 +1,4 @@
-"""The texts of batches: which caption, in which template, as tokens; datasets of texts alone."""
+"""Tests of the texts of batches: the choice of captions, templates, tokens, and datasets that contain only texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUM_PROMPTS = 60
 
 
 def prompts() -> Iterator[dict[str, Any]]:
-    """Weighted captions, two more columns of which one or both are missing, and numbers."""
+    """Yield rows with weighted captions, two more columns of which one or both are missing, and numbers."""
     for i in range(NUM_PROMPTS):
         yield {
             "caption": [{"text": f"{i} one", "weight": 3}, {"text": f"{i} two"}, {"text": f"{i} none", "weight": 0}],
@@ -43,7 +43,7 @@ def prompts() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of texts, which costs a loader next to nothing."""
+    """Dataset of texts, which costs a loader almost nothing."""
     root = tmp_path_factory.mktemp("texts")
     (root / "p.jsonl").write_text("\n".join(map(json.dumps, prompts())))
     streamvid.shard(root / "p.jsonl", root / "ds", shard_options(clips="text", shard_size_bytes=40_000))
@@ -52,7 +52,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Clips of 30 frames a second that are read at 24 at most, so at 15; and a still. Some have no score."""
+    """Dataset of a still and of clips at 30 fps, which are capped at 24 fps and therefore read at 15.
+
+    Some have no score.
+    """
     root = tmp_path_factory.mktemp("scored")
     frames = frames_of("bikes", 96, 64, 30)
     (root / "a.mp4").write_bytes(encode(frames, fps=30))
@@ -76,7 +79,7 @@ def loader_of(dataset: Any, rank: int = 0, num_ranks: int = 1, **options: Any) -
 
 
 def delivered(dataset: Any, num_ranks: int = 1, **options: Any) -> dict[tuple[int, str], str]:
-    """(epoch, key) → text, of all ranks and epochs; repeats left out."""
+    """Return the text of each (epoch, key) over all ranks and epochs, without repeats."""
     found: dict[tuple[int, str], str] = {}
     for rank in range(num_ranks):
         with loader_of(dataset, rank, num_ranks, **options) as loader:
@@ -88,7 +91,7 @@ def delivered(dataset: Any, num_ranks: int = 1, **options: Any) -> dict[tuple[in
 
 
 def column(dataset: Any, name: str) -> dict[str, Any]:
-    """key → value, from the index."""
+    """Return the values of an index column, by key."""
     table = streamvid.open_dataset(dataset).samples_table()
     return dict(zip(table.column("key").to_pylist(), table.column(name).to_pylist(), strict=True))
 
@@ -108,8 +111,8 @@ ALL_DRAWS = {
 }
 
 
-def test_a_text_depends_on_seed_key_and_visit_alone(texts: Path) -> None:
-    """SAMPLE-1: columns, captions, parts and drops together, over ranks, batch sizes, shuffles and epochs."""
+def test_a_text_depends_only_on_seed_key_and_visit(texts: Path) -> None:
+    """SAMPLE-1: columns, captions, parts and drops depend on the epoch, but not on ranks, batch sizes or shuffles."""
     config = DatasetConfig(texts, **ALL_DRAWS)
     first = delivered(config, num_epochs=3)
     assert len(first) == 3 * NUM_PROMPTS
@@ -120,8 +123,8 @@ def test_a_text_depends_on_seed_key_and_visit_alone(texts: Path) -> None:
     assert all(a != b for a, b in itertools.combinations(by_epoch, 2))
 
 
-def test_texts_go_on_after_a_resume_with_other_ranks(texts: Path) -> None:
-    """SAMPLE-1, PLAN-5: a dataset of texts, stopped twice, gives each text that an undisturbed run gives."""
+def test_texts_continue_after_a_resume_with_other_ranks(texts: Path) -> None:
+    """SAMPLE-1, PLAN-5: a run over texts that is stopped twice delivers the same texts as an uninterrupted run."""
     config = DatasetConfig(texts, **ALL_DRAWS)
     seen: dict[tuple[int, str], str] = {}
     for loader, batch in in_legs(config, [(1, 4, 5), (3, 4, 4), (2, 4, 10**6)], num_epochs=2, tail="shrink"):
@@ -132,7 +135,7 @@ def test_texts_go_on_after_a_resume_with_other_ranks(texts: Path) -> None:
 
 
 def test_texts_of_clips_are_the_same_with_workers(scored: Path) -> None:
-    """SAMPLE-1: as without, and with clips that are not decoded."""
+    """SAMPLE-1: neither workers nor decode=False change the texts of clips."""
     config = DatasetConfig(scored, captions={"template": "{text}{? {fps:d}}", "part_dropout": 0.5, "dropout": 0.3})
     first = delivered(config, num_epochs=6, batch_size=1)
     assert len(set(first.values())) > 4
@@ -141,7 +144,7 @@ def test_texts_of_clips_are_the_same_with_workers(scored: Path) -> None:
 
 
 def test_captions_are_drawn_by_their_weights(texts: Path) -> None:
-    """Frequencies at alpha = 1e-6; weight 0 never; "first" is the first."""
+    """Frequencies are tested at alpha = 1e-6. Weight 0 is never drawn, and "first" takes the first caption."""
     found = delivered(texts, num_epochs=50, batch_size=20)
     kinds = Counter(text.split()[1] for text in found.values())
     assert set(kinds) == {"one", "two"} and sum(kinds.values()) == 50 * NUM_PROMPTS
@@ -154,8 +157,8 @@ def test_captions_are_drawn_by_their_weights(texts: Path) -> None:
     assert {text.split()[1] for text in first.values()} == {"one"}
 
 
-def test_columns_are_drawn_by_the_weights_of_those_that_are_there(texts: Path) -> None:
-    """Frequencies at alpha = 1e-6; a sample without a column has the others by their own weights."""
+def test_columns_are_drawn_by_the_weights_of_available_columns(texts: Path) -> None:
+    """Frequencies are tested at alpha = 1e-6. A sample without one column uses the weights of the others."""
     config = DatasetConfig(texts, captions={"column": {"short": 1, "long": 3}})
     counts: dict[tuple[bool, bool], Counter[str]] = defaultdict(Counter)
     shorts, longs = column(texts, "user.short"), column(texts, "user.long")
@@ -169,8 +172,8 @@ def test_columns_are_drawn_by_the_weights_of_those_that_are_there(texts: Path) -
     assert all(text == (longs[key] or shorts[key] or "") for (_, key), text in first.items())
 
 
-def test_parts_and_texts_are_dropped_as_often_as_asked(texts: Path) -> None:
-    """Frequencies at alpha = 1e-6, and each part on its own."""
+def test_parts_and_texts_are_dropped_as_often_as_requested(texts: Path) -> None:
+    """Frequencies are tested at alpha = 1e-6. Each part is dropped independently."""
     config = DatasetConfig(
         texts, captions={"template": "t{? {motion:.0f}}{? {camera}}", "dropout": 0.1, "part_dropout": 0.3}
     )
@@ -203,7 +206,7 @@ def test_parts_and_texts_are_dropped_as_often_as_asked(texts: Path) -> None:
     ],
 )
 def test_templates_give_exactly_these_texts(scored: Path, template: str, expected: list[str]) -> None:
-    """Open-Sora's rows 26 and 27 on batches as delivered: the rate is the batch's, what is missing vanishes."""
+    """Open-Sora's rows 26 and 27 on delivered batches: the rate is the batch's, and missing values are omitted."""
     config = DatasetConfig(scored, captions={"template": template, "prefix": "sks "})
     found = {}
     with loader_of(config, batch_size=1) as loader:
@@ -223,8 +226,11 @@ AESTHETIC_WORDS = (
 )
 
 
-def test_words_by_thresholds_are_columns_that_annotate_puts_there(scored: Path, tmp_path: Path) -> None:
-    """Open-Sora 1.3's words, each left out by chance: made offline, put into the sealed dataset, named in a template."""
+def test_words_by_thresholds_are_annotated_columns(scored: Path, tmp_path: Path) -> None:
+    """Open-Sora 1.3's words are computed offline, added with `annotate` and used in a template.
+
+    Each is dropped by chance.
+    """
     root = tmp_path / "ds"
     shutil.copytree(scored, root)
     scores = {key: score for key, score in column(root, "user.aes").items() if score is not None}
@@ -241,7 +247,7 @@ def test_words_by_thresholds_are_columns_that_annotate_puts_there(scored: Path, 
     assert_share(sum(kept), len(kept), 0.6)
 
 
-def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
+def test_bools_and_integers_are_written_unchanged(texts: Path) -> None:
     found = delivered(DatasetConfig(texts, captions={"template": "{year} {year:,d} {is_new}", "choice": "first"}))
     years, new = column(texts, "user.year"), column(texts, "user.is_new")
     assert all(text == f"{years[key]} {years[key]:,d} {new[key]}" for (_, key), text in found.items())
@@ -273,8 +279,8 @@ def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
         ("{clip_sha256}", "'clip_sha256' has type fixed_size_binary"),
     ],
 )
-def test_templates_that_cannot_be_are_refused_at_once(texts: Path, template: str, message: str) -> None:
-    """SAFE-1: nothing of a value is reached into, and no width takes memory."""
+def test_invalid_templates_are_refused_at_once(texts: Path, template: str, message: str) -> None:
+    """SAFE-1: a template cannot access attributes of values, and no width consumes memory."""
     with pytest.raises(ConfigError) as told:
         loader_of(DatasetConfig(texts, captions={"template": template}))
     assert all(part in str(told.value) for part in message.split(r"\.\*"))
@@ -295,7 +301,7 @@ def test_any_number_is_written_in_any_format(form: str) -> None:
 
 @given(st.text("{}?:.[]!abc01fd% ", max_size=30))
 def test_any_template_is_refused_or_gives_a_text(template: str) -> None:
-    """SAFE-1."""
+    """SAFE-1: the length of the text is bounded."""
     try:
         parsed = parse_template(template)
     except ConfigError:
@@ -306,7 +312,7 @@ def test_any_template_is_refused_or_gives_a_text(template: str) -> None:
 
 
 def test_a_column_named_text_does_not_hide_the_captions(tmp_path: Path) -> None:
-    """Found by trial: metadata with `caption` and `text`, and an annotation with `text`, emptied what had captions."""
+    """Regression test: metadata with `caption` and `text`, or an annotation with `text`, made the captions empty."""
     rows = [{"caption": [f"{i} one", f"{i} two"], "text": "other" if i % 2 else None} for i in range(4)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     streamvid.shard(tmp_path / "p.jsonl", tmp_path / "ds", shard_options(clips="text"))
@@ -349,7 +355,7 @@ def test_wrong_columns_and_values_are_refused_at_once(texts: Path, fields: dict[
 
 
 class Counted:
-    """A tokenizer of words' lengths that keeps what it was called with."""
+    """Tokenizer that returns the lengths of words and records its calls."""
 
     pad_token_id = 99
 
@@ -361,8 +367,8 @@ class Counted:
         return [[len(word) for word in text.split()] for text in texts]
 
 
-def test_tokens_are_padded_with_a_mask_once_a_batch(texts: Path) -> None:
-    """A plain function: int64 (B, L) and bool (B, L), and one call for each batch that is delivered."""
+def test_tokens_are_padded_with_a_mask_once_per_batch(texts: Path) -> None:
+    """A plain function is called once per delivered batch. Tokens are int64 (B, L), and the mask is bool (B, L)."""
     tokenizer, batches = Counted(), []
     config = DatasetConfig(texts, captions={"template": "{text}{? {aes:.1f} aesthetic}", "dropout": 0.2})
     with loader_of(config, output={"tokenizer": tokenizer}, batch_size=8) as loader:
@@ -380,10 +386,10 @@ def test_tokens_are_padded_with_a_mask_once_a_batch(texts: Path) -> None:
 
 
 def test_tokens_are_the_same_over_ranks_and_after_a_resume(texts: Path) -> None:
-    """SAMPLE-1: a batch's tokens hang on its texts, and move and copy with it."""
+    """SAMPLE-1: a batch's tokens depend only on its texts, and are moved and copied with the batch."""
     config = DatasetConfig(texts, **ALL_DRAWS)
 
-    def told(loader: streamvid.VideoLoader) -> Iterator[tuple[str, list[int]]]:
+    def tokens_of(loader: streamvid.VideoLoader) -> Iterator[tuple[str, list[int]]]:
         for batch in loader:
             copied = batch.to("cpu").clone()
             assert torch.equal(copied.text_tokens, batch.text_tokens)
@@ -391,11 +397,11 @@ def test_tokens_are_the_same_over_ranks_and_after_a_resume(texts: Path) -> None:
                 yield key, tokens[mask].tolist()
 
     with loader_of(config, output={"tokenizer": Counted()}, tail="uneven") as loader:
-        whole = dict(told(loader))
+        whole = dict(tokens_of(loader))
     found: dict[str, list[int]] = {}
     for rank in range(3):
         with loader_of(config, rank, 3, output={"tokenizer": Counted()}, tail="uneven", batch_size=5) as loader:
-            found |= dict(told(loader))
+            found |= dict(tokens_of(loader))
     assert found == whole and len(whole) == NUM_PROMPTS
 
 
@@ -407,7 +413,7 @@ def trained(captions: Sequence[str]) -> Tokenizer:
 
 
 def test_a_real_tokenizer(texts: Path) -> None:
-    """Hugging Face's: its encodings as they are, padded by it to one length or ragged, and as a mapping."""
+    """Hugging Face encodings are accepted directly, padded to one length or ragged, and as a mapping."""
     vocabulary = trained([row["caption"][0]["text"] for row in prompts()])
 
     def as_mapping(batch: list[str]) -> dict[str, Any]:
@@ -438,8 +444,11 @@ def test_a_real_tokenizer(texts: Path) -> None:
                 assert tokens[mask].tolist() == ragged[key]
 
 
-def test_tokens_beside_video(tmp_path: Path) -> None:
-    """Beside frames and beside stored clips; tokens of text alone that are already (B, L) have a mask of all."""
+def test_tokens_with_video(tmp_path: Path) -> None:
+    """Tokens are delivered with frames and with stored clips.
+
+    Tokens of shape (B, L) without a mask get a mask of all True.
+    """
     root = build_dataset(tmp_path, {SMALL: [4]})
     for decode in (True, False):
         output: dict[str, Any] = {"decode": decode, "tokenizer": lambda texts: torch.ones(len(texts), 3)}
@@ -453,7 +462,7 @@ def test_tokens_beside_video(tmp_path: Path) -> None:
             assert ("video" in batch) == decode
 
 
-def test_small_integers_are_padded_with_any(texts: Path) -> None:
+def test_small_integers_are_padded_with_any_value(texts: Path) -> None:
     class Bytes(Counted):
         pad_token_id = -100
 
@@ -483,8 +492,8 @@ def test_small_integers_are_padded_with_any(texts: Path) -> None:
         (lambda n: 1 // 0, "the tokenizer failed: ZeroDivisionError: .* \\(texts of .*, .* more|texts of"),
     ],
 )
-def test_what_a_tokenizer_may_not_give(texts: Path, result: Callable[[int], Any], message: str) -> None:
-    """Named with the samples; the state stands where it was, so that the run can go on with a better one."""
+def test_invalid_results_of_a_tokenizer_are_refused(texts: Path, result: Callable[[int], Any], message: str) -> None:
+    """The error names the samples. The state does not change, so the run can continue with a corrected tokenizer."""
     with loader_of(texts, output={"tokenizer": lambda batch: result(len(batch))}) as loader:
         before = loader.state_dict()
         with pytest.raises(LoaderError, match=message):
@@ -499,12 +508,12 @@ def test_a_tokenizer_that_cannot_be_called_is_refused(texts: Path) -> None:
         loader_of(texts, output={"tokenizer": len}, columns=("text_mask",))
 
 
-# Datasets of texts alone.
+# Datasets that contain only texts.
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
-def test_texts_come_exactly_once_over_all_ranks(texts: Path, num_ranks: int) -> None:
-    """PLAN-2, PLAN-4: as clips do, with columns and a filter, and no picture in the batch."""
+def test_texts_are_delivered_exactly_once_over_all_ranks(texts: Path, num_ranks: int) -> None:
+    """PLAN-2, PLAN-4: columns and a filter work as for clips, and batches contain no video."""
     found: Counter[str] = Counter()
     lengths = []
     for rank in range(num_ranks):
@@ -523,7 +532,7 @@ def test_texts_come_exactly_once_over_all_ranks(texts: Path, num_ranks: int) -> 
 
 
 def test_texts_and_videos_in_one_loader(texts: Path, tmp_path: Path) -> None:
-    """PLAN-3: each batch is of one kind, each kind with a batch size of its own."""
+    """PLAN-3: each batch contains only texts or only videos, and each kind has its own batch size."""
     videos = build_dataset(tmp_path, {SMALL: [5, 4]})
     sizes = {"text": 20, "*": 2}
     mixed = [DatasetConfig(videos), DatasetConfig(texts, num_repeats=2, captions={"prefix": "T "})]
@@ -541,7 +550,7 @@ def test_texts_and_videos_in_one_loader(texts: Path, tmp_path: Path) -> None:
 
 
 def test_texts_are_not_all_read_ahead(tmp_path: Path) -> None:
-    """Memory: a loader of texts holds some batches ready, and not the epoch."""
+    """Memory: a loader of texts prefetches some batches, and not the whole epoch."""
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": f"p {n}"}) for n in range(800)))
     streamvid.shard(tmp_path / "p.jsonl", tmp_path / "ds", shard_options(clips="text", workers=1))
     with loader_of(tmp_path / "ds", batch_size=2) as loader:

@@ -1,4 +1,4 @@
-"""A lone big sample may be decoded by several threads of one worker: its pixels do not tell."""
+"""Tests of multi-threaded decoding: a worker may decode one large sample with several threads and equal pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools import make_corpus
 
 pytestmark = pytest.mark.timeout(120)
 
-WIDTH, HEIGHT, NUM_FRAMES = 1280, 720, 48  # the least that is worth threads, and windows of more than 16 packets
+WIDTH, HEIGHT, NUM_FRAMES = 1280, 720, 48  # the smallest size worth threads, and windows of more than 16 packets
 CODECS: dict[str, dict[str, Any]] = {
     "h264.mp4": {},
     "intra.mp4": {"options": {"g": "1", "crf": "30", "preset": "ultrafast"}},
@@ -45,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def received(root: Path, **options: Any) -> list[tuple[str, bool, int, bytes]]:
-    """(key, is_repeat, number of the first frame, pixels) of two epochs."""
+    """Return (key, is_repeat, number of the first frame, pixels) for each sample of two epochs."""
     found, read_number = [], make_corpus.read_number
     settings = {
         "batch_size": 1,
@@ -55,7 +55,7 @@ def received(root: Path, **options: Any) -> list[tuple[str, bool, int, bytes]]:
     }
     with streamvid.VideoLoader(root, **merged(settings, options)) as loader:
         for batch in loader:
-            # Planes as they are: torch's threads make RGB slowly where other processes are on the same cores.
+            # Compare planes, because torch's threads compute RGB slowly if other processes use the same cores.
             video = next(batch.tensors())[0].numpy()
             if video.ndim == 2:
                 video = video[:, : 176 * 320].reshape(21, 176, 320, 1).repeat(3, axis=-1)
@@ -67,7 +67,7 @@ def received(root: Path, **options: Any) -> list[tuple[str, bool, int, bytes]]:
     return found
 
 
-def test_the_clips_are_of_those_that_threads_are_for(root: Path) -> None:
+def test_the_clips_are_large_enough_for_threads(root: Path) -> None:
     for row, index, _ in rows_of(open_dataset(root)):
         assert index is not None and (row["clip_width"], row["clip_height"]) == (WIDTH, HEIGHT)
         assert index.info.coded_width * index.info.coded_height >= 1280 * 720
@@ -76,7 +76,7 @@ def test_the_clips_are_of_those_that_threads_are_for(root: Path) -> None:
 
 @pytest.mark.parametrize("pixels", ["rgb24", "yuv420p"])
 def test_pixels_are_the_same_with_many_workers_as_with_one(root: Path, pixels: str) -> None:
-    """PLAN-5, SAMPLE-2: four workers and one sample under way make four threads, one worker makes one."""
+    """PLAN-5, SAMPLE-2: with one sample in flight, four workers use four threads, and one worker uses one."""
     expected = received(root, num_workers=1, output={"pixels": pixels})
     assert len(expected) == 6
     assert received(root, num_workers=4, output={"pixels": pixels}) == expected
@@ -84,7 +84,7 @@ def test_pixels_are_the_same_with_many_workers_as_with_one(root: Path, pixels: s
 
 
 def test_bad_bytes_are_found_with_threads_too(root: Path, tmp_path: Path) -> None:
-    """BAD-1: the same substitute, and the same frames of it."""
+    """BAD-1: the substitute and its frames are the same."""
     for file in root.rglob("*"):
         if file.is_file():
             copied = tmp_path / file.relative_to(root)

@@ -1,4 +1,4 @@
-"""What a loader says about the reason for its caller's waits."""
+"""Tests of the loader's verdict on why its caller waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ RESOURCES = Resources(num_workers=4, num_fetch_threads=4, setting=SETTING)
 def stats_of(
     num_steps: int = 100, seconds: float = 100.0, resources: Resources = RESOURCES, **work: float
 ) -> LoaderStats:
-    """A loader whose caller waited half of the time; 4 workers and 4 threads can work 400 s in 100 s."""
+    """Return statistics of a loader whose caller waited half of the time.
+
+    In 100 s, 4 workers and 4 threads can work 400 s each.
+    """
     values: dict[str, Any] = {
         "wait_seconds": seconds / 2,
         **{k: work.pop(k) for k in ("wait_seconds", "batch_seconds") if k in work},
@@ -52,7 +55,7 @@ def stats_of(
         (stats_of(decode_seconds=100, memory_wait_seconds=9, prepare_wait_seconds=20), "main", "larger batches"),
     ],
 )
-def test_the_limit_is_what_worked_all_the_time_or_held_up_the_batches(
+def test_the_limit_is_the_resource_that_was_always_busy_or_delayed_batches(
     stats: LoaderStats, limit: str, advice: str | None
 ) -> None:
     verdict = stats.verdict
@@ -62,7 +65,7 @@ def test_the_limit_is_what_worked_all_the_time_or_held_up_the_batches(
     assert stats.to_json()["verdict"]["limit"] == limit and str(verdict).startswith("the limit is ")
 
 
-def test_all_cores_at_work_are_told_from_too_few_workers() -> None:
+def test_busy_cores_are_distinguished_from_too_few_workers() -> None:
     busy = Resources(num_workers=8, num_fetch_threads=4, setting=SETTING)
     verdict = stats_of(resources=busy, decode_seconds=790).verdict
     assert verdict is not None and verdict.limit == "cores" and "--clips native" in verdict.advice[0]
@@ -99,7 +102,7 @@ def test_the_message_names_rank_share_and_remedy(caplog: pytest.LogCaptureFixtur
     assert record.message.startswith("rank 3 waited for data for 40% of the last 100 s: the limit is the store (")
     assert "To go faster: a faster store" in record.message
     watch.look(stats_of(111, 201.0, wait_seconds=141.0))
-    assert len(caplog.records) == 1, "one batch tells nothing"
+    assert len(caplog.records) == 1, "one batch is not enough for a verdict"
 
 
 def test_a_slow_caller_is_the_limit_of_a_real_loader(dataset: Path) -> None:
@@ -111,7 +114,7 @@ def test_a_slow_caller_is_the_limit_of_a_real_loader(dataset: Path) -> None:
         for _ in range(12):
             start = time.monotonic()
             next(batches)
-            time.sleep(max(0.05, 30 * (time.monotonic() - start)))  # so a busy machine does not change the ratio
+            time.sleep(max(0.05, 30 * (time.monotonic() - start)))  # keeps the ratio constant on a busy machine
         stats = loader.stats().since(before)
     assert stats.verdict is not None and stats.verdict.limit == "caller", stats
 

@@ -1,4 +1,4 @@
-"""Versions of datasets in a loader: the one it opened, the one of its state, and what later ones removed or moved."""
+"""Tests of dataset versions in a loader: the opened version, a state's version, and samples removed or moved later."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FIRST = {"a0", "a1", "a2", "a3", "a4", "b0", "b1"}
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three shards, seven samples."""
+    """Dataset with three shards and seven samples."""
     seal_keys(tmp_path / "ds", {A: [["a0", "a1", "a2"], ["a3", "a4"]], B: [["b0", "b1"]]})
     return tmp_path / "ds"
 
 
 def epoch_of(loader: streamvid.VideoLoader) -> Counter[str]:
-    """How often each sample comes in the loader's next loop, without repeats."""
+    """Return the number of deliveries per sample in the loader's next loop, without repeats."""
     rows = [pair for batch in loader for pair in zip(batch.sample_keys, batch.is_repeat.tolist(), strict=True)]
     return Counter(key for key, again in rows if not again)
 
@@ -48,7 +48,7 @@ def version_of(loader: streamvid.VideoLoader) -> int:
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_a_run_resumes_in_its_version_after_the_dataset_has_grown(root: Path, num_ranks: int) -> None:
-    """PLAN-5: the remainder is that of the version in the state, with another number of ranks too."""
+    """PLAN-5: the remaining samples are from the version in the state, also with a different number of ranks."""
     with open_loader(root, **NO_DECODING, tail="shrink") as loader:
         taken = Counter(key for batch in islice(loader, 3) for key in batch.sample_keys)
         state = loader.state_dict()
@@ -109,8 +109,8 @@ def test_ranks_that_cannot_communicate_are_refused(root: Path) -> None:
         iter(loader)
 
 
-def test_callers_that_never_ask_for_the_end_follow_too(root: Path) -> None:
-    """Such loops take as many batches as len() says, and may set the epoch before each of them."""
+def test_callers_that_never_reach_the_end_follow_too(root: Path) -> None:
+    """Such loops take as many batches as the loader announces, and may set the epoch before each loop."""
     with open_loader(root, **FOLLOW) as loader:
         for epoch, keys in enumerate([FIRST, FIRST | {"a5", "a6"}, FIRST | {"a5", "a6"}]):
             if epoch == 1:
@@ -136,7 +136,7 @@ def test_all_epochs_of_one_loop_follow(root: Path) -> None:
 
 @pytest.mark.parametrize("tail", ["carry", "shrink"])
 def test_each_dataset_of_a_mix_has_its_own_version(root: Path, tmp_path: Path, tail: str) -> None:
-    """PLAN-4: the samples of both, once per epoch; those that were carried over come first."""
+    """PLAN-4: the samples of both datasets are delivered once per epoch, and carried samples are delivered first."""
     other = tmp_path / "other"
     seal_keys(other, {A: [["c0", "c1"]]})
     with open_loader([root, other], **FOLLOW, tail=tail, batch_size=2) as loader:
@@ -154,11 +154,11 @@ def test_each_dataset_of_a_mix_has_its_own_version(root: Path, tmp_path: Path, t
         assert found <= expected and (not left if tail == "shrink" else len(left) <= 2)
 
 
-# Staying.
+# Keeping a version.
 
 
 def test_a_removed_sample_is_replaced_and_not_counted_as_bad(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """BAD-1: announced at the start of an epoch, marked, and no reason to end the run."""
+    """BAD-1: removals are reported at the start of an epoch, substitutes are marked, and the run does not end."""
     limits = {"max_bad_fraction": 0.0}
     with open_loader(root, **NO_DECODING, limits=limits) as loader:
         assert set(epoch_of(loader)) == FIRST
@@ -175,7 +175,7 @@ def test_a_removed_sample_is_replaced_and_not_counted_as_bad(root: Path, caplog:
         assert epoch_of(loader) == Counter(FIRST - {"a1", "b0"})
 
 
-def test_only_samples_of_the_own_version_are_announced_and_each_number_once(
+def test_removals_are_reported_once_and_only_for_the_loaded_version(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def announced() -> list[str]:
@@ -189,33 +189,35 @@ def test_only_samples_of_the_own_version_are_announced_and_each_number_once(
     grow(root, {A: [["a5", "a6"]]})
     remove_keys(root, {"a5"})
     rewrite(root, {0, 1, 2})
-    assert announced() == [], "what was removed had been added later"
+    assert announced() == [], "the removed sample was added in a later version"
     remove_keys(root, {"a6", "b0"})
     (line,) = announced()
-    assert "1 samples of version 1 have been removed as of version 5" in line, "one that had been moved to another tar"
+    assert "1 samples of version 1 have been removed as of version 5" in line, (
+        "one removed sample had been moved to another tar"
+    )
     remove_keys(root, {"a1"})
     (line,) = announced()
     assert "2 samples of version 1 have been removed as of version 6" in line
 
 
-def test_a_bucket_of_which_all_samples_were_removed_ends_a_run_that_stays(root: Path) -> None:
+def test_a_run_that_keeps_its_version_ends_if_a_bucket_was_removed(root: Path) -> None:
     remove_keys(root, {"b0", "b1"})
     with open_loader(f"{root}@1", **NO_DECODING) as loader, pytest.raises(SampleError, match=r"removed.*all other"):
         epoch_of(loader)
 
 
 def video(bucket: Bucket, key: str) -> tuple[bytes, ClipEntry]:
-    """A real clip of 24 frames, one of three."""
+    """Return a real clip of 24 frames, one of three variants."""
     data = clip_bytes(int(key[1:]) % 3, bucket.width * 2, bucket.height * 2, 24)
     return data, replace(ROW.clip, num_frames=24, width=bucket.width * 2, height=bucket.height * 2)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("decode", [True, False])
-def test_samples_of_deleted_tars_are_read_from_those_that_replaced_them(
+def test_samples_of_deleted_tars_are_read_from_their_replacements(
     tmp_path: Path, decode: bool, num_workers: int
 ) -> None:
-    """The same pixels, or bytes, before and after; no sample is taken for a bad one."""
+    """The pixels, or bytes, do not change, and no sample is treated as bad."""
     root = tmp_path / "real"
     seal_keys(root, {SMALL: [["k0", "k1", "k2"], ["k3", "k4"]]}, video)
 
@@ -232,7 +234,7 @@ def test_samples_of_deleted_tars_are_read_from_those_that_replaced_them(
         remove_keys(root, {"k3"})
         rewrite(root, {0, 1}, video)
         rewrite(root, {0}, video)
-        after = contents(loader)  # the tars are gone
+        after = contents(loader)  # the old tars have been deleted
         assert after == {key: data for key, data in before.items() if key != "k3"}
         assert all(one.is_removed for one in loader.substituted)
     with open_loader(f"{root}@1", **options) as loader:
@@ -248,7 +250,7 @@ def test_a_tar_that_is_deleted_within_an_epoch_is_found_again(root: Path) -> Non
         assert taken == Counter(FIRST)
 
 
-def test_a_missing_tar_that_nothing_replaces_is_an_error(root: Path) -> None:
+def test_a_missing_tar_without_a_replacement_is_an_error(root: Path) -> None:
     grow(root, {A: [["a5"]]})
     for path in (root / "shards").rglob("*.tar"):
         path.unlink()

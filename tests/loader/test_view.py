@@ -1,4 +1,4 @@
-"""What a delivery shows of a clip, as arithmetic: bounds, spacing, and choices that hang on nothing else (SAMPLE-1)."""
+"""Tests of views as arithmetic: bounds, spacing, and choices that depend only on seed, key and visit (SAMPLE-1)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def numbers_of(options: ViewOptions, num_frames: int, count: int, visit: int, **
 def test_frames_are_within_the_clip_and_at_the_rate(
     rule: str, temporal: str, num_frames: int, fps: float, count: int, interval: int, visit: int, target: int
 ) -> None:
-    """For every rule and choice: as many as the bucket takes, ascending, of the clip; or an error, never another speed."""
+    """For every rule and view, the frames are within the clip, in ascending order, and as many as the bucket needs.
+
+    A clip that is too short is an error; its speed is never changed.
+    """
     rate = FrameRate(rule, None if rule == "native" else Fraction(target))  # type: ignore[arg-type]
     options = ViewOptions(temporal, interval if temporal in ("random", "opensora") else 1)  # type: ignore[arg-type]
     row = row_of(num_frames, fps)
@@ -70,22 +73,24 @@ def test_frames_are_within_the_clip_and_at_the_rate(
 
 
 @given(st.integers(1, 20), st.integers(1, 20))
-def test_each_start_is_drawn_the_last_among_them(count: int, more: int) -> None:
-    """OPEN-SORA never draws the last valid start; here every window that fits comes up, and none that does not."""
+def test_every_start_is_drawn_including_the_last(count: int, more: int) -> None:
+    """OPEN-SORA never draws the last valid start. Here, every window that fits is drawn, and no other window."""
     starts = {numbers_of(ViewOptions(), count + more, count, visit)[0] for visit in range(400)}
     assert starts == set(range(more + 1))
 
 
 def test_starts_are_uniform() -> None:
-    """SAMPLE-1: chi-squared of 20,000 draws over 17 starts, at alpha = 1e-6 (16 degrees of freedom: 60.4)."""
+    """SAMPLE-1: chi-squared test of 20,000 draws over 17 starts, at alpha = 1e-6 (16 degrees of freedom: 60.4)."""
     counts = Counter(numbers_of(ViewOptions(), 33, 17, visit)[0] for visit in range(20000))
     expected = 20000 / 17
     assert sum((counts[start] - expected) ** 2 / expected for start in range(17)) < 60.4
 
 
 @given(st.integers(1, 12), st.integers(0, 11), st.integers(1, 12), st.integers(0, 5), st.text(max_size=8))
-def test_chunks_come_once_each_before_any_again(count: int, rest: int, chunks: int, round_: int, key: str) -> None:
-    """Each round of visits shows every window of the side by side ones once, and each such window whole."""
+def test_each_chunk_is_delivered_once_before_any_repeats(
+    count: int, rest: int, chunks: int, round_: int, key: str
+) -> None:
+    """Each round of visits delivers each of the adjacent windows once, as a whole."""
     assume(rest < count)
     visits = range(round_ * chunks, (round_ + 1) * chunks)
     windows = [numbers_of(ViewOptions("chunk"), count * chunks + rest, count, visit, key=key) for visit in visits]
@@ -101,7 +106,7 @@ def test_orders_of_chunks_differ_between_rounds_and_clips() -> None:
 
 @given(st.integers(2, 30), st.integers(2, 10), st.integers(0, 60))
 def test_intervals_are_drawn_up_to_what_fits(count: int, most: int, more: int) -> None:
-    """OPEN-SORA: rand_sample_interval, uniform in 1 … min(n, frames // T); all of them come up."""
+    """OPEN-SORA: as with rand_sample_interval, intervals are uniform in 1 … min(n, frames // T), and all occur."""
     num_frames = count + more
     found = set()
     for visit in range(300):
@@ -110,7 +115,7 @@ def test_intervals_are_drawn_up_to_what_fits(count: int, most: int, more: int) -
     assert found == set(range(1, min(most, num_frames // count) + 1))
 
 
-def test_a_middle_window_has_as_much_on_both_sides() -> None:
+def test_a_middle_window_is_centered() -> None:
     assert numbers_of(ViewOptions("middle"), 20, 5, 0) == [7, 8, 9, 10, 11]
     assert numbers_of(ViewOptions("head"), 20, 5, 9) == [0, 1, 2, 3, 4]
     assert numbers_of(ViewOptions("full"), 20, 20, 9) == list(range(20))
@@ -123,14 +128,14 @@ def test_a_middle_window_has_as_much_on_both_sides() -> None:
     {"spatial": "rand_size_crop", "spatial_scale": (0.5, 1.5)},
     {"spatial": "rand_size_crop", "spatial_scale": (0.5,)},
 ])  # fmt: skip
-def test_options_that_cannot_be_are_refused(given_: dict[str, Any]) -> None:
-    """By name, with their value and what is allowed."""
+def test_invalid_options_are_refused(given_: dict[str, Any]) -> None:
+    """The error names the option, its value and what is allowed."""
     with pytest.raises(ConfigError, match=next(iter(given_))):
         ViewOptions(**given_)
 
 
-def test_places_of_crops_are_drawn_apart_from_each_other() -> None:
-    """SAMPLE-1: left, top and size hang on the key and the visit, each by a number of its own."""
+def test_crop_positions_and_sizes_are_drawn_independently() -> None:
+    """SAMPLE-1: left, top and size depend on the key and the visit, each through its own random number."""
     options = ViewOptions(spatial="rand_size_crop", spatial_scale=(0.5, 0.75))
     crops = [shown(options, FrameRate(), row_of(9), 9, seed=1, visit=visit).crop for visit in range(200)]
     assert len(set(crops)) == 200
@@ -144,7 +149,7 @@ def test_places_of_crops_are_drawn_apart_from_each_other() -> None:
 
 
 def test_a_native_dataset_has_its_crop_and_a_square_its_center() -> None:
-    """What is fixed at shard time is refused by name, with the remedy."""
+    """Choices that are fixed when sharding are refused by name, with the remedy."""
     wide, square = Bucket(num_frames=5, height=64, width=96), Bucket(num_frames=5, height=64, width=64)
     for spatial in ("center", "random_crop"):
         with pytest.raises(ConfigError, match="contains native clips.*clips='copy'"):

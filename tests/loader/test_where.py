@@ -1,4 +1,4 @@
-"""`where=`: an epoch over the samples that meet a condition, exactly once, and over no other."""
+"""Tests of `where=`: an epoch delivers each sample that matches a condition exactly once, and no other sample."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def admitted(dataset: Path, test: Any) -> list[str]:
         ("place in ('p4',)", lambda row: row["user.place"] == "p4"),
     ],
 )
-def test_each_sample_that_meets_the_condition_comes_once(dataset: Path, where: str, test: Any) -> None:
-    """PLAN-4, PLAN-6: shards of which no sample, some or all pass; with any ranks, and the second time from the cache."""
+def test_each_sample_that_meets_the_condition_is_delivered_once(dataset: Path, where: str, test: Any) -> None:
+    """PLAN-4, PLAN-6: shards have no, some or only matching samples. Ranks, workers and the cache change nothing."""
     expected = admitted(dataset, test)
     assert expected
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_each_sample_that_meets_the_condition_comes_once(dataset: Path, where: s
     assert keys(dataset, where=where, num_workers=1) == keys(dataset, where=where)
 
 
-def test_captions_and_columns_are_those_of_the_sample(dataset: Path) -> None:
+def test_captions_and_columns_belong_to_the_sample(dataset: Path) -> None:
     rows = {row["key"]: row for row in streamvid.open_dataset(dataset).samples_table().to_pylist()}
     with open_loader(dataset, where="year > 2001", columns=("year", "place")) as loader:
         for batch in loader:
@@ -66,7 +66,7 @@ def test_captions_and_columns_are_those_of_the_sample(dataset: Path) -> None:
 
 
 def test_a_state_belongs_to_its_condition(dataset: Path) -> None:
-    """PLAN-1, PLAN-5: one spelling of a condition is as good as another; another condition is another plan."""
+    """PLAN-1, PLAN-5: equivalent spellings of a condition are interchangeable. Another condition is another plan."""
     state = state_after(2, dataset, where="year>2001 and score is not None")
     whole = keys(dataset, where="year > 2001 and score is not None")
     assert keys(dataset, state, where="(year > 2001) and (score is not None)") == whole[2:]
@@ -76,7 +76,7 @@ def test_a_state_belongs_to_its_condition(dataset: Path) -> None:
 
 
 def test_a_bad_sample_is_replaced_by_one_that_meets_the_condition(tmp_path: Path) -> None:
-    """BAD-1: what the filter leaves out never comes back as a substitute."""
+    """BAD-1: samples that the filter excludes are never used as substitutes."""
     root = build_dataset(tmp_path / "dataset", {SMALL: [5, 3], TALL: [2]}, damage={"96x64-5f-2": b"no clip"})
     received = keys(root, where="year >= 2002", shuffle="none")
     assert len(received) == 4 and received.count("96x64-5f-3") == 2
@@ -92,14 +92,14 @@ def test_a_bad_sample_is_replaced_by_one_that_meets_the_condition(tmp_path: Path
         ("year > 3000", StreamvidError, "where|filter"),
     ],
 )
-def test_conditions_that_cannot_be(dataset: Path, where: str, error: type[Exception], says: str) -> None:
-    """SAFE-1: found when the loader is made, before anything is started."""
+def test_invalid_conditions_are_refused(dataset: Path, where: str, error: type[Exception], says: str) -> None:
+    """SAFE-1: the error is raised when the loader is created, before anything is started."""
     with pytest.raises(error, match=says):
         streamvid.VideoLoader(dataset, batch_size=1, num_workers=0, where=where)
 
 
 def test_counts_are_kept_for_the_next_loader(dataset: Path, own_cache: Path) -> None:
-    """PLAN-6."""
+    """PLAN-6: an equivalent condition reuses the cached counts."""
     keys(dataset, where="year > 2001")
     (entry,) = own_cache.rglob("*.counts")
     before = entry.stat().st_mtime_ns

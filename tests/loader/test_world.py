@@ -1,4 +1,4 @@
-"""Which rank a process is, as launchers say it."""
+"""Tests of the rank of a process, as set by launchers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamvid.plan.position import World
         ({}, World()),
         ({"RANK": "3", "WORLD_SIZE": "8"}, World(3, 8)),
         ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}, World(1, 4)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, World()),  # a batch script: srun did not start this process
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, World()),  # a batch script that was not started by srun
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, World(2, 3)),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, World(1, 2)),
         ({"RANK": "0"}, World()),
