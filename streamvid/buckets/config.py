@@ -130,7 +130,7 @@ class BucketConfig:
     policy: Policy = option(default_factory=Policy)
     assign: Literal["draw", "all"] = option(
         "draw",
-        help="Draw one bucket per clip when sharding, or store each clip in all buckets that it fits and draw one per epoch.",
+        help="Draw one bucket per clip when sharding, or store clips in all matching buckets and draw one per epoch.",
     )
     about: PresetInfo = option(default_factory=PresetInfo, flag="")
 
