@@ -398,7 +398,7 @@ def exact(name: str, value: object) -> Fraction:
             return Fraction(str(value).replace(":", "/"))
         except (ValueError, ZeroDivisionError):
             pass  # this also rejects inf and nan
-    raise ConfigError(f"{name}={value!r}: must be a finite number without an exponent, such as 0.5 or '9/16'")
+    raise ConfigError(f"{name}={value!r}: must be a finite number, such as 0.5 or '9/16', without an exponent")
 
 
 def check_options(instance: Any) -> None:

@@ -37,7 +37,7 @@ _SIGNED = re.compile(
 
 
 def hide_credentials(location: str) -> str:
-    """Return a path or URL without any user name, password or presigned-URL signature that it contains."""
+    """Return a path or URL with any user name, password and presigned-URL signature removed."""
     return _hide_in_word(_without_signature(location))
 
 

@@ -61,7 +61,7 @@ class BatchSizeSearch:
 
     @property
     def measurements(self) -> list[tuple[str, int, float]]:
-        """List of (bucket id, batch size, seconds per step), one per completed trial, as input for `fit_costs`."""
+        """(bucket id, batch size, seconds per step) tuples, one per completed trial, as input for `fit_costs`."""
         return [(t.bucket_id, t.batch_size, t.seconds) for t in self.trials if t.seconds is not None]
 
     def to_json(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def search_batch_sizes(
     on_trial: function to call after each trial.
 
     A batch size is too large if its step runs out of memory (torch.cuda.OutOfMemoryError, MemoryError). Any other
-    error in the step is raised.
+    error from the step is propagated.
     Each process measures only its own steps, so wrap the model as in training and run one process per rank.
     Raises ConfigError for invalid arguments, or if the base bucket runs out of memory with one sample.
     """
@@ -113,7 +113,7 @@ def search_batch_sizes(
     for name, value, least in (("max_batch_size", max_batch_size, 1), ("warmup", warmup, 0), ("steps", steps, 1)):
         require_integer(name, value, least)
     if not 0 <= tolerance <= 1:
-        raise ConfigError(f"tolerance={tolerance!r}: must be from 0 to 1, such as 0.05")
+        raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 1, such as 0.05")
     search = _Search(step, named, warmup, steps, clock, on_trial)
     size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
     if not size:

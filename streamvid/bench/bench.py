@@ -67,7 +67,7 @@ def bench(
     """Measure how many samples per second this machine and this store deliver, and what limits this rate.
 
     Nothing is written, and caches are not dropped. The speed of the first pass over the store, and the bytes that the
-    kernel reads from disks during that pass, show how warm the caches were. Raises the same errors as creating a
+    kernel reads from disk during that pass, show how warm the caches were. Raises the same errors as creating a
     VideoLoader and iterating over it.
     """
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
@@ -208,7 +208,7 @@ def _bucket_runs(buckets: Mapping[str, tuple[int, float]]) -> tuple[BucketRun, .
 
 
 def _room(setup: Setup, buckets: Sequence[BucketRun], num_bytes: int) -> float:
-    """Return how many samples of the measured mean size fit into both the ring and the read-ahead memory."""
+    """Return the number of samples of the measured mean size for which the ring and the read-ahead memory have room."""
     frame_bytes = num_samples = 0
     for one in buckets:
         bucket = setup.mix.buckets[one.bucket_id]
@@ -242,7 +242,7 @@ class _Mark:
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """Return the CPU seconds that a process has used in all its threads, or None if the kernel does not report them."""
+    """Return the CPU seconds used across all threads of a process, or None if the kernel does not report them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -26,7 +26,9 @@ class BenchOptions:
     )
     seconds: float = option(5.0, help="Duration of each measurement, in seconds.", minimum=0.001, maximum=3600)
     split: str = option("train", help="Dataset split to read.")
-    where: str | None = option(None, help="Condition on columns that selects samples, such as 'duration_seconds > 10'.")
+    where: str | None = option(
+        None, help="Read only samples that satisfy this condition, such as 'duration_seconds > 10'."
+    )
     pixels: Pixels | None = option(None, help="Pixel format of batches.", shown_default="the loader's")
     accuracy: Accuracy | None = option(None, help="Accuracy of the conversion to RGB.", shown_default="the loader's")
     device: str | None = option(None, help="Device to copy batches to, such as cuda.", shown_default="none")

@@ -27,7 +27,7 @@ _IO = Path("/proc/self/io")
 
 
 class MeasureTimer:
-    """Timer for a measurement, which also reports the measurement's progress."""
+    """Timer that also reports the progress of a measurement."""
 
     def __init__(self, seconds: float, phase: str, progress: Progress) -> None:
         self._seconds = seconds
@@ -104,7 +104,7 @@ def _read_pass(
 
 
 class _Reads:
-    """Concurrent reader with as many threads as a loader, and one memory block per thread."""
+    """Concurrent reader with as many threads as a loader has, and one memory block per thread."""
 
     def __init__(self, setup: Setup, rows: IndexRows) -> None:
         num_threads = setup.pipeline.num_fetch_threads
@@ -153,7 +153,7 @@ class _Reads:
 
 
 def _disk_bytes() -> int | None:
-    """Return the number of bytes that the kernel has read from disks for this process, or None if unknown."""
+    """Return the number of bytes that the kernel has read from disk for this process, or None if unknown."""
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(lines["read_bytes"])

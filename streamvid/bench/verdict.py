@@ -23,12 +23,12 @@ _STARVED = 0.7  # CPU seconds per second of decoding below which other processes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRun:
-    """Result of one pass over the store, in which byte ranges of clips are read and verified, but not decoded.
+    """Result of one pass over the store. A pass reads and verifies byte ranges of clips, but does not decode them.
 
     num_bytes: number of bytes read.
     num_stored_bytes: total stored size, in bytes, of all clips that were read in full or in part.
     num_bad: number of samples with a checksum mismatch.
-    num_disk_bytes: number of bytes that the kernel read from disks during the pass; None if unknown.
+    num_disk_bytes: number of bytes that the kernel read from disk during the pass; None if unknown.
     """
 
     num_samples: int
@@ -140,7 +140,7 @@ def share(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Resources needed to deliver a batch to each rank per `step_seconds`, averaged over the steps in an epoch.
+    """Resources needed to deliver a batch to each rank every `step_seconds`, averaged over the steps in an epoch.
 
     num_workers: workers per rank for the average step, with the margin.
     heaviest_workers: workers per rank if all steps used `heaviest_bucket`, with the margin.

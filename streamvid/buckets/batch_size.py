@@ -64,7 +64,7 @@ def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | 
         if bucket.is_text:
             raise ConfigError(
                 f"max_tokens_per_batch={max_tokens} cannot be used with bucket {bucket.id}, whose samples have no "
-                f"video tokens; set batch_size instead, such as {{{bucket.id!r}: 256, '*': 4}}"
+                f"video tokens; set batch_size instead, for example to {{{bucket.id!r}: 256, '*': 4}}"
             )
     tokens = {bucket.id: tokens_of(bucket, model) for bucket in buckets}
     for name, of_sample in tokens.items():
@@ -92,8 +92,9 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
                 f"several batch sizes ({', '.join(map(str, sorted(candidates)))})" if candidates else "no batch size"
             )
             raise ConfigError(
-                f"batch_size: the configuration sets {several} for bucket {bucket.id} ({bucket.size_at_frames}); add "
-                "the bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch_size per bucket"
+                f"batch_size: the configuration sets {several} for bucket {bucket.id} ({bucket.size_at_frames}); "
+                "add the bucket to bucket_config with a batch size (for example, 33: [1.0, 12]), or set batch_size per "
+                "bucket"
             )
         (found[bucket.id],) = candidates
     return found

@@ -198,8 +198,8 @@ def _audio_bucket(text: str) -> Bucket | None:
         return None
     if ticks.denominator > 1 or not 1 <= ticks <= MAX_NUM_FRAMES:
         raise ConfigError(
-            f"bucket {text!r}: the duration of an audio bucket must be a multiple of {_TICK_MILLISECONDS} ms, from "
-            f"{_TICK_MILLISECONDS} ms to {MAX_NUM_FRAMES // TICKS_PER_SECOND} s, such as '2s' or '0.4s'"
+            f"bucket {text!r}: the duration of an audio bucket, such as '2s' or '0.4s', must be a multiple of "
+            f"{_TICK_MILLISECONDS} ms, from {_TICK_MILLISECONDS} ms to {MAX_NUM_FRAMES // TICKS_PER_SECOND} s"
         )
     return Bucket(int(ticks), 0, 0)
 

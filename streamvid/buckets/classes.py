@@ -93,7 +93,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Buckets in one class that a clip can fill, sorted by frame count in descending order.
+    """A clip's candidate buckets in one class, sorted by frame count in descending order.
 
     keep: maps a frame count to the shares of clips to keep.
     """

@@ -48,8 +48,8 @@ class SizeRule:
     height, width: size of all clips, in pixels.
     max_pixels: maximum number of pixels per frame. Each clip keeps its own size, but larger clips are scaled down to
         this number, and each side is rounded down to a multiple of `multiple`.
-    max_frames: maximum frame count; shorter clips are trimmed to the largest count that the frame rule allows (4k+1 by
-        default).
+    max_frames: maximum frame count; shorter clips are trimmed to the largest count that the frame rule (4k+1 by
+        default) allows.
     """
 
     max_pixels: int | None = option(
@@ -108,7 +108,7 @@ class BucketConfig:
     frame_rule: rule for every frame count except 1.
     model: model that must accept every bucket.
     assign: "draw" stores a clip in one bucket, drawn once; "all" stores it in each bucket to which it may be assigned.
-    Raises a ConfigError that names the field and its value for invalid options.
+    For invalid options, raises a ConfigError that names the field and its value.
     """
 
     buckets: tuple[Bucket, ...] = option(
@@ -130,7 +130,7 @@ class BucketConfig:
     policy: Policy = option(default_factory=Policy)
     assign: Literal["draw", "all"] = option(
         "draw",
-        help="Draw one bucket per clip when sharding, or store clips in all matching buckets and draw one per epoch.",
+        help="Buckets per clip: one, drawn when sharding; or all that match, with one drawn per epoch.",
     )
     about: PresetInfo = option(default_factory=PresetInfo, flag="")
 
@@ -199,7 +199,7 @@ class BucketConfig:
 
     @cached_property
     def _known(self) -> dict[tuple[int, ...], Choices]:
-        """Cache of choices by clip shape. Most clips in a dataset share a few shapes."""
+        """Cache of choices by clip shape. Most clips in a dataset have one of a few shapes."""
         return {}
 
     @cached_property
@@ -249,7 +249,7 @@ class BucketConfig:
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError unless the model accepts the buckets and the frame rate `rate` at which clips are read."""
+        """Raise ConfigError unless the model accepts the buckets and `rate`, the frame rate at which clips are read."""
         if self.model is not None and self.is_dynamic:
             # __post_init__ has checked the sizes and frame counts, which depend on the clips.
             self.model.check_rate(rate)

@@ -81,7 +81,7 @@ class Document:
         )
 
     def _part(self, cls: type[Part]) -> Part:
-        """Build an object such as SizeRule from the document fields that have the names of its fields."""
+        """Build an object such as SizeRule from the document fields that have the same names as its own fields."""
         return cls(**{item.name: getattr(self, item.name) for item in fields(cls) if hasattr(self, item.name)})
 
     def _opensora(self) -> OpenSoraConfig | None:

@@ -23,7 +23,7 @@ _MAX_DENOMINATOR = 1001
 
 @dataclass(frozen=True, slots=True)
 class FrameRule:
-    """Frame count rule for a causal video VAE, such as `4k+1`: T = k * factor + remainder, with k = 0, 1, …"""
+    """Frame count rule, such as `4k+1`, for a causal video VAE: T = k * factor + remainder, with k = 0, 1, …"""
 
     factor: int
     remainder: int = 1
@@ -75,7 +75,7 @@ class FrameRate:
     native: every frame.
     cap: every nth frame, with n = ceil(the clip's rate / `fps`), so that the rate is at most `fps` (Open-Sora 2);
         every frame if the clip's rate is below `fps` or unknown.
-    resample: the frame nearest to each of the times 0, 1/fps, 2/fps … in the clip; on a tie, the earlier frame.
+    resample: the frame nearest to each of the times 0, 1/fps, 2/fps, … in the clip; on a tie, the earlier frame.
     fix_frame_rate: the frames with numbers round(i / fps * the clip's average rate), where i goes from 0 to
         floor(duration * fps) - 1 (DiffSynth-Studio); equal to resample only for clips with a constant rate.
     """
@@ -88,13 +88,15 @@ class FrameRate:
             raise ConfigError(f"rule={self.rule!r}: must be one of {', '.join(get_args(RateRule))}")
         if (self.fps is None) != (self.rule == "native"):
             raise ConfigError(
-                f"rule={self.rule!r} with fps={self.fps!s}: omit fps for rule 'native', and set it for any other rule"
+                f"rule={self.rule!r} with fps={self.fps!s}: omit fps for the 'native' rule; set it for any other rule"
             )
         if self.fps is None:
             return
         rate = exact("fps", self.fps).limit_denominator(_MAX_DENOMINATOR)
         if not 0 < rate <= _MAX_FPS:
-            raise ConfigError(f"fps={self.fps!s}: must be above 0 and at most {_MAX_FPS}, such as 24 or 30000/1001")
+            raise ConfigError(
+                f"fps={self.fps!s}: must be a number above 0 and at most {_MAX_FPS}, such as 24 or 30000/1001"
+            )
         object.__setattr__(self, "fps", rate)
 
     @property
@@ -109,11 +111,11 @@ class FrameRate:
 
     @property
     def drops_above(self) -> float:
-        """Frame rate above which some frames of a clip are never selected, or infinity for the rule "native"."""
+        """Frame rate above which some frames of a clip are never selected, or infinity for the "native" rule."""
         return math.inf if self.fps is None else float(self.fps) / NEAR_RATE
 
     def interval(self, fps: float | None) -> int:
-        """Return the interval, in source frames, between selected frames for the rules "native" and "cap".
+        """Return the interval, in source frames, between selected frames for the "native" and "cap" rules.
 
         fps: average frame rate of the clip, or None if it is unknown.
         """
@@ -131,7 +133,7 @@ class FrameRate:
             return num_frames // self.interval(fps)
         if seconds is None:
             raise ConfigError(
-                f"frame rate rule {self.rule!r} requires the clip's duration, which is unknown; use the rule 'cap'"
+                f"frame rate rule {self.rule!r} requires the clip's duration, which is unknown; use the 'cap' rule"
             )
         if self.rule == "resample":
             return max(1, int(Fraction(seconds) * self.fps + Fraction(1, 2)))

@@ -94,8 +94,8 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
 def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
     """Return a mapping from ratio name `"w:h"` to size (height, width).
 
-    Every side is a multiple of `multiple` (1 to 1024). If two ratios are equally near a clip's ratio, the first entry
-    wins. Raises ConfigError for invalid arguments.
+    Every side is a multiple of `multiple` (1 to 1024). If two ratios are equally close to a clip's ratio, the first
+    entry wins. Raises ConfigError for invalid arguments.
     """
     return dict(_aspect_items(name, multiple))
 

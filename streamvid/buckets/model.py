@@ -78,7 +78,7 @@ class ModelRule:
 
         The message states the allowed rate.
 
-        If `fps` is set, every clip must have exactly this rate. The rules "native" and "cap" do not guarantee this.
+        If `fps` is set, every clip must have exactly this rate. The "native" and "cap" rules do not guarantee this.
         """
         is_exact = rate.rule in ("resample", "fix_frame_rate")
         if self.fps is not None and not (is_exact and rate.fps == self.fps):

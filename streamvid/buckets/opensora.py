@@ -49,7 +49,7 @@ class OpenSora:
     """Buckets parsed from a configuration in Open-Sora format.
 
     classes: size classes, sorted by area in descending order.
-    buckets: all buckets that accept clips, once per nominal ratio.
+    buckets: all buckets that accept clips, each listed once per nominal ratio.
     batch_sizes: maps each bucket id to the number of samples per rank per step.
     """
 

@@ -36,8 +36,8 @@ class Pick:
     - step: position i is frame i.
     - time: position i is the frame nearest to the time i / fps after the first frame; on a tie, the earlier frame.
     - number: position i is frame round(i / fps * clip_fps), or the last frame.
-    - spread: the frames nearest to `count` evenly spaced times from the first frame to the last (for one frame, the
-      middle); `start` and `stride` are ignored.
+    - spread: the frames nearest to `count` evenly spaced times from the first frame to the last (the midpoint if
+      `count` is 1); `start` and `stride` are ignored.
     - linspace: evenly spaced frames from `start` to `start + count * stride - 1`, rounded down, as in Open-Sora.
 
     clip_fps: the clip's average frame rate.
@@ -136,7 +136,7 @@ def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
 
 
 def linspace(first: int, last: int, count: int) -> list[int]:
-    """Return `count` evenly spaced integers from `first` to `last`, rounded down like numpy.linspace with int64."""
+    """Return `count` evenly spaced integers from `first` to `last`, rounded down as in np.linspace with dtype=int64."""
     import numpy as np
 
     return [int(number) for number in np.linspace(first, last, count, dtype=np.int64)]
@@ -184,7 +184,7 @@ def exact_seconds(seconds: float) -> Fraction:
 
 
 def _simplest(low: Fraction, high: Fraction) -> Fraction:
-    """Return the fraction with the smallest denominator between two positive numbers, using continued fractions."""
+    """Return the fraction between two positive numbers that has the smallest denominator, using continued fractions."""
     whole = math.floor(low)
     if whole == low:
         return Fraction(whole)

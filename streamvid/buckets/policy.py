@@ -51,12 +51,12 @@ class Policy:
 
     ratio: RatioPolicy = option(
         "nominal",
-        help="Choose the size with the nearest nominal aspect ratio, as Open-Sora does, or with the least cropping.",
+        help="How to choose a size: nearest nominal aspect ratio (as in Open-Sora) or least cropping.",
         flag="--ratio-policy",
     )
     frames: FramesPolicy = option(
         "resolution-first",
-        help="Prefer the largest resolution that a clip can fill, or the largest frame count.",
+        help="What to maximize first for each clip: its resolution or its frame count.",
         flag="--frames-policy",
     )
     max_upscale: Fraction | None = option(None, help="Maximum upscaling factor.", metavar="X", above=0, maximum=1000)

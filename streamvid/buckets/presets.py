@@ -81,7 +81,7 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 
 
 def largest_tokens(config: BucketConfig) -> BucketCost:
-    """Return the cost of the bucket with the most tokens, which needs the most memory.
+    """Return the cost of the bucket that has the most tokens and therefore needs the most memory.
 
     If several buckets have the most tokens, the first one is used.
     """

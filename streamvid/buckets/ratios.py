@@ -34,7 +34,7 @@ class Ratios:
 
     multiple: every side must be a multiple of this number of pixels.
     tables: nested mapping from resolution to ratio `"w:h"` to size `"WxH"`. These sizes replace the generated sizes.
-        Resolution names from Open-Sora 1 are accepted, such as 512 for 512px. The key `area` in a table sets the
+        Resolution names from Open-Sora 1, such as 512 for 512px, are accepted. The `area` key in a table sets the
         resolution's area in pixels.
     min_ar, max_ar: bounds on width / height; None for no bound.
     num_ar_buckets: number of ratios, spaced by equal factors from `min_ar` (default 0.5) to `max_ar` (default 2);
@@ -69,7 +69,7 @@ class Ratios:
         if low > high:
             raise ConfigError(f"min_ar={float(low):g} is above max_ar={float(high):g}; lower min_ar or raise max_ar")
         if self.num_ar_buckets == 1 and low != high:
-            raise ConfigError("num_ar_buckets=1 requires equal min_ar and max_ar; set both to the same value")
+            raise ConfigError("num_ar_buckets=1 requires min_ar to equal max_ar; set both to the same value")
         tables = {resolution_name(name): table for name, table in self.tables.items()}
         if len(tables) != len(self.tables):
             raise ConfigError(

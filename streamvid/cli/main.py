@@ -150,7 +150,7 @@ def run(command: click.Command) -> None:
 def _without_credentials(message: str) -> str:
     """Return a message with all credentials removed.
 
-    A credential that contains spaces cannot be recognized within a message, so the program's arguments are searched.
+    A credential that contains spaces cannot be recognized in a message, so the program's arguments are searched for it.
     """
     for argument in sys.argv[1:]:
         hidden = hide_credentials(argument)

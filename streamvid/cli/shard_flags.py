@@ -28,7 +28,7 @@ _KEYS = Flag(
     ["--data-file-keys"],
     group="Source",
     metavar="LIST",
-    help="Columns with media paths, beginning with the clip's column, such as 'video,control_video'.",
+    help="Columns with media paths, such as 'video,control_video'; the clip's column comes first.",
 )
 SLURM_CPUS = 8
 """Default number of CPUs per task on Slurm. The CPUs of the login node say nothing about the compute nodes."""

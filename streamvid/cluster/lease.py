@@ -65,7 +65,7 @@ class LeaseNote:
 
     @property
     def is_alive(self) -> bool:
-        """True if the holder seems to be alive, according to the clocks of its machine and this one.
+        """True if the holder seems to be alive, according to the clocks of its machine and of this machine.
 
         The result may be wrong if the clocks differ. To exclude other processes, use `acquire`.
         """
@@ -153,10 +153,10 @@ def acquire(
 ) -> Lease:
     """Acquire the lease `name` in a folder of the store.
 
-    conflicts: function that returns True for a lease with another name that must not be held at the same time.
+    conflicts: function that returns True for a lease that has another name and must not be held at the same time.
 
-    The lease of a process that has ended on this machine is taken over immediately. The lease of a process on another
-    machine is taken over once it has expired; this function waits until then.
+    The lease of a process that ran on this machine and has ended is taken over immediately. The lease of a process
+    on another machine is taken over once it has expired; this function waits until then.
 
     Raises DatasetError if another process holds the lease or a conflicting lease, and StorageError if the store fails.
     """
@@ -254,7 +254,7 @@ class _Watch:
         self._since = time.monotonic()
 
     def wait(self, conflicts: Callable[[FoundLease], bool]) -> list[FoundLease]:
-        """Wait until no lease conflicts, and return all leases.
+        """Wait until no conflicting lease remains, and return all leases.
 
         Raises DatasetError if the holder of a conflicting lease is alive.
         """
@@ -333,7 +333,7 @@ def note_bytes(admits_tasks: bool) -> bytes:
 
 
 def _machine() -> str:
-    """Return an identifier for this container or machine, which changes when the machine restarts."""
+    """Return an identifier for this container or machine. It changes when the machine restarts."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:

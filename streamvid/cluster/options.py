@@ -20,8 +20,8 @@ class ClusterOptions:
     task: "I/N" to do only task I's share of the work (I from 0 to N-1); None to do all of the work. Tasks may run at
         the same time, on any machines, under any scheduler.
     engine: "local" for this process and its workers; "ray" to run tasks on a Ray cluster; "slurm" to submit arrays of
-        tasks (only for the commands `streamvid shard` and `streamvid encode`).
-    num_tasks: number of tasks; None selects as many as a Ray cluster runs at a time, or 16 on Slurm.
+        tasks (only for the `streamvid shard` and `streamvid encode` commands).
+    num_tasks: number of tasks; None selects as many as the Ray cluster can run at a time, or 16 on Slurm.
     sbatch_options: additional options for sbatch, such as "--partition=cpu". sbatch also reads its SBATCH_… variables.
     """
 

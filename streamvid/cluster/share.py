@@ -48,6 +48,6 @@ def parse_share(text: str | None, name: str) -> Share:
     number, num_shares = map(int, found.groups()) if found else (0, 0)
     if not number < num_shares <= MAX_SHARES:
         raise ConfigError(
-            f"{name}={text!r}: must be I/N with N from 1 to {MAX_SHARES} and I from 0 to N-1, such as 0/8"
+            f"{name}={text!r}: must be I/N, such as 0/8, with N from 1 to {MAX_SHARES} and I from 0 to N-1"
         )
     return Share(number, num_shares)

@@ -114,7 +114,7 @@ def _run(command: Sequence[str], script: bytes = b"") -> str:
         done = subprocess.run(command, input=script, capture_output=True, check=False, timeout=_SECONDS_TO_ANSWER)
     except FileNotFoundError:
         raise ConfigError(
-            f"engine='slurm' requires the program {command[0]}; run streamvid on a login node of the Slurm cluster"
+            f"engine='slurm' requires the {command[0]} program; run streamvid on a login node of the Slurm cluster"
         ) from None
     except subprocess.TimeoutExpired:
         raise StreamvidError(

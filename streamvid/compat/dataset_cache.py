@@ -49,7 +49,7 @@ def cached_dataset(
 
     The report is None if the dataset already existed or another process built it. If several processes call this
     function at the same time, one of them builds the dataset, and the others wait. Raises the same errors as `shard`,
-    and SourceError if the input changes while it is sharded.
+    and SourceError if the input changes while it is being sharded.
     """
     key = content_key(source, options)
     folder = cache_folder() / key

@@ -44,7 +44,7 @@ def _layers(value: str) -> object:
 
 
 def _child_prefix(value: str) -> str:
-    """Remove the prefix `pipe.`, because our models belong to the training module rather than to a pipe."""
+    """Remove the `pipe.` prefix, because our models belong to the training module rather than to a pipe."""
     return value.removeprefix("pipe.")
 
 

@@ -216,7 +216,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
 
 def kind_of(url: str, storage: StorageOptions) -> str | None:
-    """Return "dataset" or "features", depending on the manifest at a URL, or None if no such manifest exists."""
+    """Return "dataset" or "features", depending on the manifest at a URL, or None if there is no such manifest."""
     from streamvid.dataset import manifest, sealed_json
     from streamvid.dataset.features import sidecar
 

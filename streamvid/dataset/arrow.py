@@ -37,7 +37,7 @@ def check_footer(footer: Any, num_bytes: int) -> None:
     if num_rows != footer.num_rows or num_rows > num_bytes:
         raise ValueError(
             f"the footer declares {footer.num_rows} rows, and the row groups declare {num_rows} rows; the two numbers "
-            f"must be equal, and at most the size of the file ({num_bytes} bytes)"
+            f"must be equal and must not exceed the size of the file ({num_bytes} bytes)"
         )
     check_unpacked(footer, num_bytes)
 

@@ -51,7 +51,7 @@ def parse_captions(value: object, weights: object = None) -> Captions:
     is_list = isinstance(value, list | tuple)
     found = tuple((text, _weight(weight)) for text, weight in pairs if text and (text.strip() or not is_list))
     if found and not any(weight for _, weight in found):
-        raise Rejected("all captions have weight 0; set at least one weight above 0")
+        raise Rejected("all captions have weight 0; set at least one weight to a number above 0")
     return found
 
 

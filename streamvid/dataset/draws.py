@@ -41,7 +41,7 @@ class StoredSet:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> StoredSet:
-        """Parse an entry of the manifest field `draws`."""
+        """Parse an entry of the manifest's `draws` field."""
         buckets = ((str(name), int(weight), int(first)) for name, weight, first in value["buckets"])
         return StoredSet(tuple(buckets), int(value["num_shards"]))
 

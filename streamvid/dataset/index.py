@@ -242,7 +242,7 @@ def schema(types: Mapping[str, str]) -> pa.Schema:
 
 
 def sample_schema(user_types: Mapping[str, str], media: Sequence[str] = ()) -> pa.Schema:
-    """Return the schema of the samples index, which ends with the user columns. media: names of conditioning inputs."""
+    """Return the schema of the samples index. The user columns come last. media: names of conditioning inputs."""
     import pyarrow as pa
 
     own = schema({name: kind for name, (kind, _) in (_SAMPLE_COLUMNS | _SHARD_COLUMNS).items()})

@@ -166,7 +166,9 @@ def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
 
 @contextlib.contextmanager
 def naming_arrow_errors(where: str, remedy: str = "copy or rebuild the dataset") -> Iterator[None]:
-    """Convert errors raised while parsing a table to IntegrityErrors that begin with `where` and end with `remedy`.
+    """Convert errors raised while parsing a table to IntegrityErrors.
+
+    The message begins with `where` and ends with `remedy`.
 
     where: name of the file in the message.
     """

@@ -45,7 +45,7 @@ class FileInfo:
         if not self.path.isprintable() or self.num_bytes < 0 or not _SHA256.fullmatch(self.sha256):
             raise DatasetError(
                 f"file {self.path!r} has num_bytes={self.num_bytes}, sha256={self.sha256!r}; the path must be "
-                "printable, num_bytes must be at least 0, and sha256 must have 64 lowercase hex digits; copy the "
+                "printable, num_bytes must be at least 0, and sha256 must be 64 lowercase hex digits; copy the "
                 "dataset again"
             )
 

@@ -243,7 +243,7 @@ def test_frame_rules_and_models_are_enforced() -> None:
         ('{buckets: [832x480@81], policy: {max_crop: 2}}', "policy.max_crop=2: must be a number from 0 to 1"),
         ('{buckets: [832x480@81], policy: {crop: 2}}', "policy has no field 'crop'"),
         ('{buckets: [832x480@81], assign: any}', "assign='any': must be 'draw' or 'all'"),
-        ('{buckets: [832x480@81], frame_rate: {fps: 16}}', "frame_rate.rule='native' with fps=16: omit fps for rule"),
+        ('{buckets: [832x480@81], frame_rate: {fps: 16}}', "frame_rate.rule='native' with fps=16: omit fps for the 'native' rule"),
         ('{buckets: [832x480@81], frame_rate: {rule: cap, fps: .inf}}', "fps=inf: must be a finite number"),
         ('{buckets: [832x480@81], model: {multiple: 16}}', "is missing required fields; add frame_rule"),
         ('{buckets: [832x480@81], model: {frame_rule: 4k+1, multiple: 16, fps: .inf}}', "fps=inf: must be a finite number"),

@@ -132,7 +132,7 @@ def test_a_row_may_be_of_all_samples_of_a_source(root: Path, tmp_path: Path) -> 
 def test_values_that_are_there_change_only_when_that_is_asked_for(root: Path, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "a.csv", [{"key": KEYS[0], "score": 7}, {"key": KEYS[1], "score": ""}])
     before = tree_of(root)
-    with pytest.raises(ConfigError, match="already has a column 'score'.*overwrite"):
+    with pytest.raises(ConfigError, match="already has a 'score' column.*overwrite"):
         streamvid.annotate(root, file)
     assert tree_of(root) == before
     streamvid.annotate(root, file, overwrite=True)

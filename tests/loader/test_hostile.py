@@ -169,7 +169,7 @@ def test_a_wrong_shard_table_is_an_error(
         (set_in_row(1, text=" " * (80 << 20)), r"the \d+-byte file unpacks to 8\d{7} bytes"),
         (
             lambda rows: rows.extend(rows * 20_000),
-            r"the footer declares 60003 rows, and the row groups declare 60003 rows; .* at most the size of the file \(\d+ bytes\)",
+            r"the footer declares 60003 rows, and the row groups declare 60003 rows; .* must not exceed the size of the file \(\d+ bytes\)",
         ),
     ],
 )

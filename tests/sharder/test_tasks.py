@@ -195,7 +195,9 @@ def test_tasks_of_different_datasets_exclude_each_other(built: Built, tmp_path: 
 
 @pytest.mark.parametrize("task", ["2/2", "1", "a/b", "-1/4", "0/0", "1/100001"])
 def test_a_task_that_cannot_be_is_an_error(task: str) -> None:
-    with pytest.raises(ConfigError, match=r"task='.*': must be I/N with N from 1 to 100000 and I from 0 to N-1"):
+    with pytest.raises(
+        ConfigError, match=r"task='.*': must be I/N, such as 0/8, with N from 1 to 100000 and I from 0 to N-1"
+    ):
         shard_options(task=task)
 
 

@@ -21,8 +21,8 @@ _MAX_FACTOR = 1 << 16
 class SampleRule:
     """Rule for the number of audio samples in a window: k * factor + remainder, where k is a whole number.
 
-    The allowed number closest to the duration of the video frames is used; on a tie, the larger number is used.
-    The rule `exact` (1k) allows every number. A rule such as `640k` ensures that a model's audio encoder returns a
+    The allowed number whose duration is closest to that of the video frames is used; on a tie, the larger one is used.
+    The `exact` rule (1k) allows every number. A rule such as `640k` ensures that a model's audio encoder returns a
     whole number of latents. Raises ConfigError for invalid values.
     """
 

@@ -48,9 +48,9 @@ def command(
     as_json: bool,
     storage: StorageOptions,
 ) -> None:
-    """Show the contents of a dataset: buckets, splits, columns, and rejected rows with the reasons.
+    """Show the contents of a dataset: buckets, splits, columns, and rejected rows with the reason for each.
 
-    With --samples KEYS, show single samples: where each is stored, its caption, and all of its columns.
+    With --samples KEYS, show individual samples: where each is stored, its caption, and all of its columns.
     """
     from streamvid.dataset.versions.open import open_dataset
     from streamvid.forecast.contents import contents_of

@@ -74,7 +74,7 @@ def annotate(
         file contains.
     columns: columns to add; None adds all except keys and captions.
     caption_column: column with a caption or a list of captions per row; "" adds no captions; None uses the first
-        column with a usual name (caption, text, prompt, …), but only if `columns` is also None.
+        column with a common name (caption, text, prompt, …), but only if `columns` is also None.
     overwrite: if True, the file may replace values in existing columns. Samples without a row or a value in the file
         keep their values.
 

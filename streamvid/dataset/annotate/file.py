@@ -124,8 +124,8 @@ def _wanted(
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:
         raise ConfigError(
-            f"annotation {path}: there are no columns to add; add columns to the file, or select existing columns "
-            f"with columns (--columns)"
+            f"annotation {path}: there are no columns to add; add columns to the file, or set columns "
+            f"(--columns) to columns that the file contains"
         )
     return list(dict.fromkeys(columns))
 

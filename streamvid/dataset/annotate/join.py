@@ -27,7 +27,7 @@ _KINDS = {"bool": "bool", "int64": "int64", "double": "double", "string": "strin
 
 
 class Join:
-    """Joins an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
+    """Join of an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
 
     A join keeps the annotation, 4 bytes per sample, and the keys of about a million samples in memory.
     """
@@ -60,7 +60,7 @@ class Join:
             return own
         if not overwrite:
             raise ConfigError(
-                f"columns: the dataset at {self._dataset.url} already has a column {column!r}; set overwrite=True "
+                f"columns: the dataset at {self._dataset.url} already has a {column!r} column; set overwrite=True "
                 "(--overwrite) to change its values, or rename the column"
             )
         old = _KINDS[str(there.field(place).type)]

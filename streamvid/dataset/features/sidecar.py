@@ -183,7 +183,7 @@ class Sidecar:
         file = shard.index_file
         if file.num_bytes > most_index_bytes(base.num_samples, num_visits):
             raise IntegrityError(
-                f"{self.url}: {file.path} is {file.num_bytes} bytes long, which is too many for {base.num_samples} "
+                f"{self.url}: {file.path} is {file.num_bytes} bytes long, which is too long for {base.num_samples} "
                 f"samples with {num_visits} visits; copy the features again"
             )
         return MemberTable.read(

@@ -86,7 +86,7 @@ def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class SidecarShards:
-    """Table of shards, stored as arrays. SidecarShard values are created on request."""
+    """Table of shards, stored as arrays. SidecarShard values are created on demand."""
 
     table: pa.Table
     rows: Mapping[str, range]

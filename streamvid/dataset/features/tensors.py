@@ -92,7 +92,7 @@ def check_name(name: str) -> str:
     """Return `name`. Raises ConfigError if it is not valid as the name of a tensor and of a batch field."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"tensor {name!r}: the name must be an ASCII letter followed by at most 62 ASCII letters, digits and '_'"
+            f"tensor {name!r}: the name must be an ASCII letter followed by at most 62 ASCII letters, digits or '_'"
         )
     return name
 

@@ -149,7 +149,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 
 
 class SidecarWriter:
-    """Writes a dataset's features to a local path, or to a file:// or s3:// URL.
+    """Writer that stores a dataset's features at a local path, or at a file:// or s3:// URL.
 
     made_with: description of the encoder (such as its checksum) as JSON values. Readers compare it with the
         description of their own encoder.
@@ -306,9 +306,9 @@ class SidecarWriter:
     def _temporary(self) -> Iterator[Path]:
         """Create a temporary folder.
 
-        If the store is local, the folder is inside it, so that files can be renamed into place.
+        If the store is local, the folder is inside it, so that files can be moved into place by renaming.
 
-        Raises StorageError if the folder cannot be written.
+        Raises StorageError if the folder cannot be created or written to.
         """
         folder = self._store.root / STAGING if isinstance(self._store, LocalStore) else None
         try:

@@ -76,8 +76,8 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
       `duration_seconds`, `record_key`, …). Enclose a name that is not a Python identifier in backquotes:
       `` `my col` > 5 ``.
     - Conditions can contain `< <= > >= == !=`, which can be chained; `in` and `not in` with a list; `is None` and
-      `is not None`; `and`, `or` and `not`; `+ - * /`, computed with doubles; `contains(text, "a")`, `startswith(...)`
-      and `endswith(...)`; and numbers, text, True and False.
+      `is not None`; `and`, `or` and `not`; `+ - * /`, computed in double precision; `contains(text, "a")`,
+      `startswith(...)` and `endswith(...)`; and numbers, text, True and False.
     - A value that is null or NaN is missing. A condition on a missing value is neither true nor false, so `fps < 24`
       and `not (fps < 24)` both exclude the row. Only `is None` finds missing values.
 
