@@ -47,7 +47,7 @@ class SizeRule:
 
     height, width: size of all clips, in pixels.
     max_pixels: maximum number of pixels per frame. Each clip keeps its own size, but larger clips are scaled down to
-        this number, and each side is rounded down to a multiple of `multiple`.
+        this number of pixels, and each side is rounded down to a multiple of `multiple`.
     max_frames: maximum frame count; shorter clips are trimmed to the largest count that the frame rule (4k+1 by
         default) allows.
     """

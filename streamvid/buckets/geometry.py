@@ -116,8 +116,8 @@ def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]
 def dynamic_size(height: int, width: int, max_pixels: int, multiple: int) -> tuple[int, int]:
     """Return the (height, width) to which DiffSynth-Studio resizes a picture. A side below `multiple` becomes 0.
 
-    A picture with more than `max_pixels` pixels is first scaled down to that number. Then each side is rounded down to
-    a multiple of `multiple`.
+    A picture with more than `max_pixels` pixels is first scaled down to that number of pixels. Then each side is
+    rounded down to a multiple of `multiple`.
     """
     if height * width > max_pixels:
         # Floats and a power give the same sizes as DiffSynth-Studio. With 921600 pixels and a multiple of 16, sides of

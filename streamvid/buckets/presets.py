@@ -83,7 +83,7 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 def largest_tokens(config: BucketConfig) -> BucketCost:
     """Return the cost of the bucket that has the most tokens and therefore needs the most memory.
 
-    If several buckets have the most tokens, the first one is used.
+    If several buckets tie for the most tokens, the first one is used.
     """
     return max(bucket_costs(config), key=lambda cost: cost.tokens)
 

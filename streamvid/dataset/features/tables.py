@@ -197,7 +197,7 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
 
 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Read a table. Raises IntegrityError if its column types or its number of rows are wrong.
+    """Read a table. Raises IntegrityError if it has the wrong column types or the wrong number of rows.
 
     types: maps each column name to the required type.
     num_rows: minimum and maximum number of rows.
