@@ -130,7 +130,7 @@ def _loader() -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text. Raises a ConfigError whose message begins with `where` if the text is invalid."""
+    """Parse YAML text. If the text is invalid, raises a ConfigError whose message begins with `where`."""
     import yaml
 
     try:
@@ -374,7 +374,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    Raises a ConfigError whose message begins with `name` if the value is not an object or lacks a required field.
+    If the value is not an object or lacks a required field, raises a ConfigError whose message begins with `name`.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: must be an object with the fields of {cls.__name__}")

@@ -142,13 +142,13 @@ def share(part: float, whole: float) -> float:
 class Need:
     """Resources needed to deliver a batch to each rank every `step_seconds`, averaged over the steps in an epoch.
 
-    num_workers: workers per rank for the average step, with the margin.
-    heaviest_workers: workers per rank if all steps used `heaviest_bucket`, with the margin.
-    num_cores: cores needed for decoding and for data handling in the main processes of all local ranks, with the
-        margin.
+    num_workers: workers per rank for the average step, including `margin`.
+    heaviest_workers: workers per rank if all steps used `heaviest_bucket`, including `margin`.
+    num_cores: cores needed for decoding and for data handling in the main processes of all local ranks, including
+        `margin`.
     samples_per_second: total rate of all local ranks.
     unmeasured: buckets without a measured sample.
-    fastest_step_seconds: shortest step time that this machine and store can sustain, with the margin.
+    fastest_step_seconds: shortest step time that this machine and store can sustain, including `margin`.
     obstacles: reasons why this machine and store cannot sustain `step_seconds`; empty if they can.
     """
 

@@ -129,7 +129,7 @@ def _by_class(
 
 
 def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | None) -> tuple[Bucket, ...]:
-    """Return the buckets that the clip can fill, for the size with the nearest ratio.
+    """Return the buckets that the clip can fill, considering only the size with the nearest ratio.
 
     On a tie, the size with the longest bucket wins; on a further tie, the size whose longest bucket has the most
     pixels wins.

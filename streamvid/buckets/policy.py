@@ -42,7 +42,7 @@ class Policy:
     frames: "resolution-first" chooses the largest area that the clip is large enough for, then the most frames at that
         area; "longest" chooses the most frames that the clip can fill at any area, then the largest area with that many
         frames.
-    max_upscale: exclude sizes that require scaling up the clip's sides by more than this factor; 1 excludes all upscaling.
+    max_upscale: exclude sizes that require upscaling the clip by more than this factor; 1 excludes all upscaling.
     max_crop: exclude sizes that require cropping more than this share of the picture.
     min_area: minimum share of a resolution's area that a clip must have; None means 0.8, or 0 if the bucket
         configuration sets a single size or max_pixels.

@@ -54,7 +54,7 @@ def run_on_ray(
     """Run all tasks on a Ray cluster, once per phase, until a task finds that all work is done. Return all results.
 
     task: function that performs a task, given the task's share and number of CPUs. It is sent to the cluster.
-    is_done: function that returns True for the result of a task that found that all work was done.
+    is_done: function that returns True if the result of a task shows that all work is done.
     report: function that is called every few seconds.
 
     If tasks were lost, up to two more rounds repeat their work. A task that was lost too often has no result.

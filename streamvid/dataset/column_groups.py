@@ -73,7 +73,7 @@ def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
 
 
 def typed(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """Return the columns `names` with the types of `schema`. Columns missing from `table` are filled with nulls."""
+    """Return the columns in `names` with the types of `schema`. Columns missing from `table` are filled with nulls."""
     import pyarrow as pa
 
     def column(name: str) -> pa.ChunkedArray:

@@ -151,7 +151,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 class SidecarWriter:
     """Writer that stores a dataset's features at a local path, or at a file:// or s3:// URL.
 
-    made_with: description of the encoder (such as its checksum) as JSON values. Readers compare it with the
+    made_with: JSON values that describe the encoder, such as its checksum. Readers compare them with the
         description of their own encoder.
     num_visits: number of visits per sample.
 
