@@ -347,7 +347,7 @@ def test_versions_are_listed_named_and_opened(root: Path) -> None:
     streamvid.tag(root, "v1", None)
     with pytest.raises(ConfigError, match="has no version 'v1'"):
         streamvid.open_dataset(f"{root}@v1")
-    with pytest.raises(ConfigError, match="no tag 'v1'"):
+    with pytest.raises(ConfigError, match="no tag named 'v1'"):
         streamvid.tag(root, "v1", None)
     for name in ("7", "latest", "a b", ""):
         with pytest.raises(ConfigError, match="tag"):

@@ -89,8 +89,8 @@ def compact(
     The samples, their values and their clips stay the same. Tars that contain removed samples are deleted afterwards,
     so earlier versions lose these shards. If the command is interrupted, run it again: it writes the same files.
 
-    shard_size_bytes: target size of merged shards. Shards smaller than half of it are merged. None uses the size for
-        which the dataset was built. Shards of clips that are stored in several buckets are never merged.
+    shard_size_bytes: target size of merged shards. Shards smaller than half this size are merged. None uses the size
+        for which the dataset was built. Shards of clips that are stored in several buckets are never merged.
     expire: age, as text such as "30d" or as a number of seconds. Untagged versions that were published
         longer ago are also deleted, and then all files to which no version refers.
     dry_run: only report what would be done.
@@ -178,7 +178,7 @@ class Compaction:
     """Plan for a compaction.
 
     written: shards to write.
-    dead: shards without remaining samples.
+    dead: shards with no samples left.
     """
 
     dataset: Dataset
