@@ -99,8 +99,8 @@ def merge(
     Merging is idempotent: if it is interrupted, run it again.
 
     on_duplicate: "error" refuses to merge datasets that have samples from the same source file (`record_key`); "first"
-        keeps the samples of the first of these datasets, counting `dataset` before the sources in the given order;
-        "last" keeps the samples of the last one.
+        keeps the samples of the first such dataset; "last" keeps the samples of the last one. The order is `dataset`,
+        then the sources as given.
     storage: options for `dataset` and, unless `source_storage` is given, for the sources.
     journal: see `copy_dataset`.
 
