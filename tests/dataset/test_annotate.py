@@ -88,7 +88,7 @@ def test_shards_and_the_whole_table_agree(root: Path, tmp_path: Path) -> None:
         )
 
 
-def test_a_caption_column_may_be_a_column_like_others(root: Path, tmp_path: Path) -> None:
+def test_a_caption_column_may_be_an_ordinary_column(root: Path, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "a.csv", [{"key": KEYS[0], "caption": "one"}])
     report = streamvid.annotate(root, file, caption_column="")
     assert not report.has_captions and report.columns == ("caption",)

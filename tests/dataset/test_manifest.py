@@ -132,7 +132,7 @@ def test_buckets_by_id(manifest: Manifest) -> None:
         manifest.bucket("1x1-1f")
 
 
-def test_plan_fingerprint_sees_what_a_plan_depends_on() -> None:
+def test_plan_fingerprint_covers_everything_a_plan_depends_on() -> None:
     def info(**changes: Any) -> ShardInfo:
         return replace(shard_info(BUCKETS[0], 0, 2, b"tar", "index/x", 0), **changes)
 

@@ -396,7 +396,7 @@ def test_any_numbers_are_an_error_or_inside_the_clip(
         return
 
 
-def test_frames_are_counted_by_the_flag_alone() -> None:
+def test_frames_are_counted_only_by_the_flag() -> None:
     """A clip whose packets are never shown has no frames and no window."""
     hidden = clip_of(INFO, [0], [0], [9], [KEY], b"8 bytes.")
     found = tables(encode_packets([hidden]), 1).clip(0)

@@ -141,7 +141,7 @@ def test_a_damaged_shard_table_ends_the_run(tmp_path: Path) -> None:
     assert named(report) == {f"index/{path.name}"}
 
 
-def test_other_files_are_named_and_left_alone(tmp_path: Path) -> None:
+def test_extra_files_are_reported_and_kept(tmp_path: Path) -> None:
     root = tmp_path / "dataset"
     shutil.copytree(FROZEN / "native", root)
     (root / "notes.txt").write_text("mine")
