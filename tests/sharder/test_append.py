@@ -37,7 +37,7 @@ NUM_OLD, NUM_GOOD = 9, 14
 
 
 class Growing:
-    """Folder of videos whose metadata lists some of its rows, and a dataset of them."""
+    """Folder of videos whose metadata lists only the given rows, and a dataset of these rows."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         self.source, self.dest = folder / "source", folder / "ds"

@@ -61,7 +61,7 @@ def check_kills(source: Path, dest: str, tree: Callable[[], Tree], expected: Tre
 
 @pytest.mark.parametrize("count", [4, pytest.param(40, marks=SLOW)])
 def test_an_append_that_is_killed_repeatedly_ends_with_the_same_bytes(source: Path, tmp_path: Path, count: int) -> None:
-    """SHARD-1, SHARD-2: kill -9 in every phase, including while the version is published."""
+    """SHARD-1, SHARD-2: kill -9 comes in every phase, including while the version is published."""
     growing = Growing(source, tmp_path)
     growing.build(growing.rows[:NUM_OLD])
     shutil.copytree(growing.dest, tmp_path / "killed")
@@ -74,7 +74,7 @@ def test_an_append_that_is_killed_repeatedly_ends_with_the_same_bytes(source: Pa
 def test_an_append_to_a_bucket_writes_the_same_bytes_as_to_a_folder(
     source: Path, tmp_path: Path, moto_server: S3Server, s3_env: S3Env, count: int
 ) -> None:
-    """SHARD-1, SHARD-2, FETCH-2: this includes kills, and nothing is left in the bucket or in the working directory."""
+    """SHARD-1, SHARD-2, FETCH-2: kills do not change this, and nothing is left in the bucket or working directory."""
     s3_env(moto_server)
     bucket, work = moto_server.new_bucket(), tmp_path / "work"
     growing = Growing(source, tmp_path)

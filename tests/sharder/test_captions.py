@@ -65,7 +65,7 @@ def test_a_list_of_captions_keeps_all_with_their_weights(clips: Path, tmp_path: 
 
 
 def test_a_parquet_list_and_a_column_of_weights(clips: Path, tmp_path: Path) -> None:
-    """Neither column becomes a user column."""
+    """Neither the captions nor the weights become a user column."""
     rows = [
         {"video": str(clips / f"{n}.mp4"), "caption": texts, "w": weights, "score": n}
         for n, (texts, weights) in enumerate([(["a", "b"], [1.0, 0.5]), (["c"], [2.0]), (["d", "e"], None)])
@@ -169,7 +169,7 @@ def test_mismatched_weights_are_rejected(clips: Path, tmp_path: Path) -> None:
 
 
 def test_text_that_only_looks_like_a_list_is_a_caption(clips: Path, tmp_path: Path) -> None:
-    """CSV cells may contain Open-Sora's score texts in brackets, numbers, and unclosed quotes."""
+    """Captions in CSV cells may be Open-Sora's score texts in brackets, numbers, and unclosed quotes."""
     texts = ["[aesthetic score: 5.5]", "[1]", '["a', "[[1, 2]]"]
     rows = [{"video": str(clips / f"{n}.mp4"), "caption": text} for n, text in enumerate(texts)]
     assert [row["text"] for row in built(write_rows(tmp_path / "m.csv", rows), tmp_path / "ds")] == texts

@@ -83,7 +83,7 @@ def test_all_engines_write_the_same_bytes_to_a_folder_and_to_ceph(
     to_folders: ShardWithAll,
     to_ceph: ShardWithAll,
 ) -> None:
-    """SHARD-1, FETCH-2: the demo's corpus with a few clips, and with 2,000 (issue 18)."""
+    """SHARD-1, FETCH-2: the sources are the demo's corpus with a few clips, and with 2,000 (issue 18)."""
     sources = (corpus.root, request.getfixturevalue("source" if input_size == "few" else "small_clips"))
     options = (*SHARD_ARGUMENTS, "--clips", clips)
     trees = to_folders(sources, options) | to_ceph(sources, options)
@@ -92,7 +92,8 @@ def test_all_engines_write_the_same_bytes_to_a_folder_and_to_ceph(
 
 
 def test_all_engines_produce_the_same_curation(to_folders: ShardWithAll, tmp_path: Path) -> None:
-    """SHARD-1: scenes, black bars, scores and groups of near-duplicates, which each task derives from all findings."""
+    """SHARD-1: this covers scenes, black bars, scores and groups of near-duplicates, which each task derives from all
+    findings."""
     plant(tmp_path / "source", 12, 6)
     for seed in range(3):
         (tmp_path / "source" / f"scenes-{seed}.mp4").write_bytes(scene_video(7 * seed).data)

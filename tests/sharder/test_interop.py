@@ -109,7 +109,7 @@ def members_of(root: Path) -> Members:
 
 
 def test_each_version_is_read_by_third_party_readers(source: Path, tmp_path: Path) -> None:
-    """Versions after an append, a removal with a compaction, and a merge. webdataset 1.0 no longer contains wids."""
+    """The versions follow an append, a removal with compaction, and a merge. webdataset 1.0 no longer contains wids."""
     growing, more = Growing(source, tmp_path / "a"), Growing(source, tmp_path / "b")
     growing.build(growing.rows[:5])
     more.build(more.rows[8:])

@@ -110,7 +110,7 @@ def native_moments(num_shards: int, rng: random.Random, count: int) -> list[tupl
 
 @pytest.mark.parametrize("count", [4, pytest.param(30, marks=pytest.mark.slow)])
 def test_native_clips_killed_at_any_point_end_with_the_same_bytes(native: Built, tmp_path: Path, count: int) -> None:
-    """SHARD-1, SHARD-2: kill -9 while clips are encoded, and while shards take clips from the staging directory."""
+    """SHARD-1, SHARD-2: kill -9 comes while clips are encoded or while shards take clips from the staging directory."""
     dest, rng = tmp_path / "dataset", random.Random(count)
     hit = set()
     for moment in native_moments(native.report.num_shards, rng, count):
@@ -126,7 +126,7 @@ def test_native_clips_killed_at_any_point_end_with_the_same_bytes(native: Built,
 
 
 def test_a_killed_encoder_loses_nothing(native: Built, tmp_path: Path) -> None:
-    """SHARD-1, SHARD-3: its clip is neither lost nor rejected but encoded again."""
+    """SHARD-1, SHARD-3: the clip of a killed encoder is neither lost nor rejected but encoded again."""
     result = run(native, tmp_path / "dataset", kill_worker=["encode", 2], options={"clips": "native", "workers": 2})
     assert result.returncode == 0, result.stderr
     assert tree_of(tmp_path / "dataset") == native.tree

@@ -97,7 +97,7 @@ def test_the_report_counts_the_bytes_read_by_probing(bucket: str, moto_server: S
 def test_time_ranges_of_a_film_in_a_bucket_equal_those_of_a_folder(
     bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
-    """SHARD-1: copies of time ranges, with sources and dataset in a bucket."""
+    """SHARD-1: time ranges are stored as copies, with sources and dataset in a bucket."""
     rows = [
         {"path": "late.mp4", "caption": number, "start": number / 5, "end": number / 5 + 0.6} for number in range(4)
     ]
@@ -396,7 +396,7 @@ def test_a_run_killed_against_moto_ends_with_the_same_bytes(
 def test_a_run_killed_against_ceph_ends_with_the_same_bytes(
     built: Built, rgw: S3Server, s3_env: S3Env, tmp_path: Path, work: Path, count: int
 ) -> None:
-    """SHARD-1, SHARD-2: with a real object store, kill -9 at seeded moments of every phase, in the order of a run."""
+    """SHARD-1, SHARD-2: kill -9 comes at seeded moments of every phase, in the order of a run."""
     s3_env(rgw)
     kills = moments(built.report.num_shards, random.Random(7))
     check_kills(built, rgw, tmp_path, kills[:: len(kills) // count])

@@ -247,7 +247,7 @@ def build(films: dict[str, Film], spans: Spans, folder: Path, **changes: Any) ->
 
 
 def test_random_ranges_of_several_containers(films: dict[str, Film], tmp_path: Path) -> None:
-    """SAMPLE-2: copies of open GOPs, B-frames, edit lists, late starts, uneven times, transport streams and AVI."""
+    """SAMPLE-2: copies handle open GOPs, B-frames, edit lists, late starts, uneven times, transport streams and AVI."""
     spans = {name: [film.draw(random.Random(f"{name} {n}")) for n in range(3)] for name, film in films.items()}
     dataset = build(films, spans, tmp_path, verify="decode")
     check(films, spans, dataset)
