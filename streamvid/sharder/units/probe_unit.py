@@ -73,7 +73,7 @@ class Probe:
     has_audio: True if the file has readable audio; None if unknown.
     audio_start_seconds: start time of the audio minus the time of the first frame.
     audio_seconds: duration of the audio.
-    audio_problem: reason that the file's audio cannot be read; otherwise "".
+    audio_problem: reason why the file's audio cannot be read; "" if there is none.
     """
 
     width: int
@@ -98,11 +98,11 @@ class Probe:
 
     @property
     def audio_end_seconds(self) -> float:
-        """Time from the first frame to the end of the audio; for a file with only audio, its duration."""
+        """Time from the first frame to the end of the audio; for an audio-only file, its duration."""
         return max(0.0, (self.audio_start_seconds or 0.0) + (self.audio_seconds or 0.0))
 
     def without(self, bars: Margins) -> Probe:
-        """Return the facts about the file after its black bars are cropped.
+        """Return the facts about the file after its black bars have been cropped.
 
         bars: (left, top, right, bottom), in pixels.
         """
@@ -262,5 +262,5 @@ def clip_extension(container: str, source: str) -> str:
 
 
 def extension_of_name(suffix: str) -> str:
-    """Return the extension that a clip gets in a tar. suffix: extension of the source file."""
+    """Return the extension of a clip in a tar file. suffix: extension of the source file."""
     return _EXTENSIONS_OF_NAMES.get(suffix, suffix)
