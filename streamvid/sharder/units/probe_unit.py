@@ -65,7 +65,7 @@ Finding: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Facts about a file that the sharder needs.
+    """Facts that the sharder needs about a file.
 
     width, height: display size in pixels; 0 if the file has only audio.
     extension: extension of the tar member if the file is copied.
@@ -217,8 +217,8 @@ def _audio_of(unit: ProbeUnit, source: Source, zero: Fraction) -> Finding:
 def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
     """Run `work` on the file `name`, and return the finding. If the file causes an error, return a rejection instead.
 
-    Raises StreamvidError if the cause is not the file but streamvid or the installation, such as an incompatible
-    library version, because every file would then be rejected.
+    Raises StreamvidError if the cause is not the file but streamvid or the installation (for example, an incompatible
+    library version), because otherwise every file would be rejected.
     """
     try:
         return work()
@@ -247,7 +247,7 @@ def rejected(reason: str, kind: str) -> Finding:
 
 
 def clip_extension(container: str, source: str) -> str:
-    """Return the extension of a clip's tar member, which depends on the file's container rather than its name.
+    """Return the extension of a clip's tar member, based on the file's container rather than its name.
 
     Each family of containers has one extension, so that .mov and .MP4 files share shards. As an exception, .webm files
     keep their extension, which implies certain codecs.
