@@ -114,8 +114,8 @@ class ViewOptions:
             if bucket.height != bucket.width:
                 raise ConfigError(
                     f"view.spatial='center' crops to a square, but bucket {bucket.id} is "
-                    f"{bucket.width}x{bucket.height}; use view.spatial='resize_crop', or buckets with aspect ratio "
-                    "1:1"
+                    f"{bucket.width}x{bucket.height}; use view.spatial='resize_crop', or buckets with an aspect "
+                    "ratio of 1:1"
                 )
 
 
