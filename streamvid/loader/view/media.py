@@ -104,7 +104,7 @@ def _described(medium: Medium) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """One file of a conditioning input that a delivery reads: item `item` of `medium`, with the bytes to read."""
+    """One file that a delivery reads for a conditioning input: item `item` of `medium`, with the bytes to read."""
 
     medium: Medium
     item: int

@@ -87,7 +87,7 @@ class ViewOptions:
 
     @property
     def is_plain(self) -> bool:
-        """True for a random window of consecutive frames without a random crop."""
+        """True if the view selects a random window of consecutive frames and no random crop."""
         return self.temporal == "random" and self.max_interval == 1 and self.spatial in _WHOLE
 
     def check(self, clips: str, buckets: list[Bucket], where: str) -> None:
