@@ -38,7 +38,7 @@ class CaptionOptions:
     )
     too_long: Literal["reject", "truncate"] = option(
         "reject",
-        help="Reject rows whose caption exceeds 64 KiB, or truncate the caption.",
+        help="Handling of captions over 64 KiB: reject the row, or truncate the caption.",
         flag="--long-captions",
     )
 

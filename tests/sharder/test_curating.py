@@ -176,7 +176,7 @@ def test_time_ranges_have_their_own_scores(tmp_path: Path) -> None:
         ({"trust_metadata": True}, ConfigError, "scores=.*trust_metadata=True"),
         ({"clips": "text", "buckets": None}, ConfigError, "scores=.*clips.kind='text', which has no files"),
         ({"where": "blurr > 1"}, ConfigError, "did you mean 'blur'"),
-        ({"metadata": "taken.jsonl", **UNNAMED}, SourceError, "already has a column 'blur'"),
+        ({"metadata": "taken.jsonl", **UNNAMED}, SourceError, "already has a column named 'blur'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_decoded(

@@ -43,7 +43,7 @@ LOST_FRAMES = 4
 def build(*, task: str = "sft", **settings: Any) -> HunyuanVideoTraining:
     """Build the training module for the HunyuanVideo model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """

@@ -133,7 +133,7 @@ def _opened(cell: object) -> Any:
 
 
 def parse_list(text: str) -> Any:
-    """Parse a value in JSON or Python syntax, such as a list. Return None if the text is invalid or too long."""
+    """Parse a value, such as a list, in JSON or Python syntax. Return None if the text is invalid or too long."""
     if len(text) <= _MAX_LIST_CHARS:
         for parse in (json.loads, ast.literal_eval):
             try:
@@ -221,7 +221,7 @@ def _are_times(cells: Sequence[object], has_duration: bool = False) -> bool:
 
 
 def _are_clear(cells: Sequence[object]) -> bool:
-    """Return True if a cell is clearly a time range, whatever its column is called, such as "0:00-0:02.5"."""
+    """Return True if a cell, such as "0:00-0:02.5", is clearly a time range, whatever its column is called."""
     text = str(cells[0])
     return ("{" in text or len(_MINUTES.findall(text)) > 1) and _are_times(cells)
 
