@@ -105,7 +105,8 @@ class ModelFolder:
         # Both libraries take a path that does not exist for an id on the Hugging Face Hub.
         if not (self.root / name).is_dir():
             raise ConfigError(
-                f"{self.root} has no {name} folder, but {INDEX} lists this component as {self.index.get(name)}; {_AGAIN}"
+                f"{self.root} has no {name} folder, but {INDEX} lists this component as "
+                f"{self.index.get(name)}; {_AGAIN}"
             )
         for file in sorted((self.root / name).glob(f"*{SAFETENSORS}")):
             if problem := problem_of(file):
