@@ -242,7 +242,9 @@ class ShardOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.val_fraction >= 1:
-            raise ConfigError(f"val_fraction={self.val_fraction!r}: must be at least 0 and less than 1, such as 0.01")
+            raise ConfigError(
+                f"val_fraction={self.val_fraction!r}: must be at least 0 and less than 1; for example, 0.01"
+            )
         self.config.check_rate(self.frame_rate)
         self._check_trust()
         self._check_curation()

@@ -45,7 +45,7 @@ class DiffusionTraining(nn.Module):
     TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the pipeline that renders samples.
     TEXT_OUTPUTS: names for the outputs of the pipeline's `encode_prompt`, in order; None for an output that is ignored.
         They are also the names of batch fields and of arguments for the pipeline's call.
-    MAX_TEXT: name of the `encode_prompt` argument that sets the text length, or None.
+    MAX_TEXT: name of the `encode_prompt` argument that sets the maximum text length, or None.
     NUM_STEPS: value of the transformer's timestep input at time 1.
     """
 

@@ -193,7 +193,7 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
 
 
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield (start, end, is_certain) for each pair of names that differ in one word, such as start and end.
+    """Yield (start, end, is_certain) for each pair of names, such as start and end, that differ in one word.
 
     Apart from that word, the names are equal or contain only common words, as in start_time and duration.
     is_certain: True if such names always denote time ranges; False if only the values can show whether they do.
