@@ -177,7 +177,7 @@ def test_time_ranges_have_their_own_scores(tmp_path: Path) -> None:
         ({"trust_metadata": True}, ConfigError, "scores=.*trust_metadata=True"),
         ({"clips": "text", "buckets": None}, ConfigError, "scores=.*clips.kind='text', which has no files"),
         ({"where": "blurr > 1"}, ConfigError, "did you mean 'blur'"),
-        ({"metadata": "taken.jsonl", **UNNAMED}, SourceError, "already has a column 'blur'"),
+        ({"metadata": "taken.jsonl", **UNNAMED}, SourceError, "already has a column named 'blur'"),
     ],
 )
 def test_invalid_requests_are_refused_before_anything_is_decoded(

@@ -186,7 +186,7 @@ def test_a_row_follows_only_a_row_that_is_similar_to_it() -> None:
         ({"dedup": "largest"}, ConfigError, "dedup='largest'.*keep-largest"),
         ({"where": "duplicate_group is None"}, ConfigError, "grouped after the rows are selected"),
         ({"trust_metadata": True}, ConfigError, "dedup='mark'.*trust_metadata"),
-        ({"metadata": "taken.jsonl"}, SourceError, "already has a column .duplicate_group.*--dedup"),
+        ({"metadata": "taken.jsonl"}, SourceError, "already has a column named .duplicate_group.*--dedup"),
     ],
 )
 def test_invalid_requests_are_refused(

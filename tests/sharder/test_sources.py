@@ -183,7 +183,7 @@ def test_wrong_layouts_are_named(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=message):
             read(tmp_path, layout=layout)
     write(tmp_path, {"videos/metadata.csv": csv_of(rows_of(names))})
-    with pytest.raises(SourceError, match="has no column 'file_name'"):
+    with pytest.raises(SourceError, match="has no 'file_name' column"):
         read(tmp_path)
 
 
