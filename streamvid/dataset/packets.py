@@ -228,7 +228,7 @@ class PacketTables:
 
 @lru_cache(256)
 def _fraction(text: object) -> Fraction:
-    """Parse a time base. Raises ValueError unless it is positive, with 31-bit numerator and denominator."""
+    """Parse a time base. Raises ValueError unless it is positive and its numerator and denominator fit in 31 bits."""
     match = _TIME_BASE.fullmatch(text) if isinstance(text, str) else None
     over, under = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
     if not (0 < over < 1 << 31 and 0 < under < 1 << 31):

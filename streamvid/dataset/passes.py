@@ -32,7 +32,7 @@ def no_progress(phase: str, done: int, total: int) -> None:
 
 
 def shard_files(shard: ShardInfo) -> tuple[FileInfo, FileInfo]:
-    """Return descriptions of a shard's tar and offsets file."""
+    """Return descriptions of a shard's tar file and offsets file."""
     return (
         FileInfo(shard.path, shard.num_bytes, shard.sha256),
         FileInfo(offsets_path(shard.path), shard.offsets_num_bytes, shard.offsets_sha256),

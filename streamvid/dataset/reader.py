@@ -197,7 +197,7 @@ class Dataset:
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """Return a digest of the values that were later added to these columns, or None if no values were added."""
+        """Return a digest of the values that were added later in these columns, or None if no values were added."""
         return self._groups.digest(columns)
 
     def check_place(
@@ -272,7 +272,7 @@ class Dataset:
 
     @property
     def user_columns(self) -> tuple[str, ...]:
-        """Names of the user's own columns, without the prefix `user.`."""
+        """Names of the user's own columns, without the `user.` prefix."""
         names = self.samples_schema.names
         return tuple(name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX))
 

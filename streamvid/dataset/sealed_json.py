@@ -21,7 +21,7 @@ CHECKSUM = "manifest_sha256"
 
 
 def sealed_json(value: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a manifest: indented JSON with sorted keys, including a checksum of the content."""
+    """Return the bytes of a manifest: indented JSON with sorted keys and a checksum of the content."""
     sealed = {**value, CHECKSUM: manifest_checksum(value)}
     return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
@@ -58,7 +58,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 @contextmanager
 def naming(where: str, remedy: str = "copy the file again, or rebuild the dataset") -> Iterator[None]:
-    """Convert errors raised while parsing a manifest to DatasetErrors that state its name (`where`) and a remedy."""
+    """Convert manifest parsing errors to DatasetErrors that state the manifest's name (`where`) and a remedy."""
     try:
         yield
     except IntegrityError as error:

@@ -65,7 +65,7 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
         )
     if num_bytes > MAX_MEMBER_BYTES:
         raise ConfigError(
-            f"member {name!r} is {num_bytes} bytes long; a tar member can have at most {MAX_MEMBER_BYTES}; use a "
+            f"member {name!r} is {num_bytes} bytes long, but at most {MAX_MEMBER_BYTES} fit in a tar member; use a "
             "smaller file"
         )
 

@@ -20,7 +20,7 @@ def read_costs(path: str | Path, name: str) -> CostTable:
         with Path(path).open("rb") as file:
             content = file.read(MAX_COSTS_BYTES + 1)
         if len(content) > MAX_COSTS_BYTES:
-            raise ConfigError(f"the file has more than {MAX_COSTS_BYTES} bytes; fit the costs again")
+            raise ConfigError(f"the file is larger than {MAX_COSTS_BYTES} bytes; fit the costs again")
         return CostTable.from_json(json.loads(content))
     except ConfigError as error:
         raise ConfigError(f"{name} {path}: {error}") from None
@@ -28,5 +28,5 @@ def read_costs(path: str | Path, name: str) -> CostTable:
         reason = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
         raise ConfigError(
             f"{name} {path}: {reason}; pass a JSON file that contains the result of CostTable.to_json(), such as the "
-            "one that `streamvid train --profile` writes"
+            "file that `streamvid train --profile` writes"
         ) from error

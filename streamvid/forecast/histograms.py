@@ -67,7 +67,7 @@ class Histograms:
     """Histograms of a dataset.
 
     num_scanned: number of samples that were read.
-    hours: duration of all clips, estimated if not all samples were read.
+    hours: total duration of all clips, estimated if not all samples were read.
     """
 
     figures: tuple[Histogram, ...]

@@ -327,7 +327,7 @@ def _clipped(plan: AnyPlan, step: int) -> int:
 def _check_stretch(
     findings: _Findings, stretch: Stretch, batches: Iterator[LoggedBatch], selection: Selection, rows: IndexRows
 ) -> Position:
-    """Compare the deliveries from one loop over the loader with the plan. Return the position after the last one."""
+    """Compare the deliveries from one loop with the plan. Return the position after the last delivery."""
     where = f"rank {stretch.log.rank}, session {stretch.log.session.name}"
     reached = stretch.start
     try:

@@ -21,10 +21,10 @@ _MOST_RECENT = 1 << 16
 class Findings(Mapping[Key, Any]):
     """Mapping from keys to JSON values that uses about 40 bytes of memory per key. Thread-safe.
 
-    Small data stays in memory. Larger data is written to an unlinked file in the system's temporary directory (TMPDIR),
-    which disappears when the process ends. Keys are looked up by hash. With n keys, the probability that two keys have
-    the same hash is n**2 / 2**65; one of these two keys is then lost. Hashes differ between runs, so the next run will
-    store both keys.
+    Small data stays in memory. Larger data is written to a file in the system's temporary directory (TMPDIR). The file
+    is unlinked, so it disappears when the process ends. Keys are looked up by hash. With n keys, the probability that
+    two keys have the same hash is n**2 / 2**65; one of these two keys is then lost. Hashes differ between runs, so the
+    next run will store both keys.
 
     Methods raise OSError if the file cannot be written or read.
     """

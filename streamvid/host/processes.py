@@ -99,7 +99,7 @@ def end_workers(workers: Sequence[subprocess.Popen[bytes]], grace_seconds: float
 
 
 def describe_exit(code: int) -> str:
-    """Return a description of a `Popen` return code, such as "was killed by SIGKILL"."""
+    """Describe a `Popen` return code in words, such as "was killed by SIGKILL"."""
     if code >= 0:
         return f"ended with exit code {code}"
     known = {number.value: number.name for number in signal.Signals}

@@ -41,7 +41,7 @@ def usable_cores(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
 
 
 def user_cache(name: str) -> Path:
-    """Return the path of streamvid's folder `name` in the user's cache folder. The folder might not exist yet."""
+    """Return the path of streamvid's `name` folder in the user's cache folder. The folder might not exist yet."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()
     return base / "streamvid" / name

@@ -29,7 +29,7 @@ def main(entry: str, parent_fd: str, socket_fd: str, *arguments: str) -> None:
 
 
 def show_stacks() -> None:
-    """Make this process write its stack traces to standard error on a crash and on the signal SHOW_STACK."""
+    """Make this process write its stack traces to standard error on a crash and on the SHOW_STACK signal."""
     with suppress(RuntimeError, ValueError, OSError):  # a caller without an error stream
         faulthandler.enable()
         faulthandler.register(SHOW_STACK)

@@ -93,7 +93,7 @@ def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
 def block_record(number: int, batches: Sequence[LoggedBatch]) -> dict[str, Any]:
     """Return consecutive batches as JSON columns, which compress well.
 
-    If all values in a column other than the keys are equal, the record stores one value in place of the column.
+    Except for the keys, a column whose values are all equal is stored as one value.
 
     number: number of earlier records in the rank's log.
     """

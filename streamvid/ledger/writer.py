@@ -41,7 +41,7 @@ class LedgerWriter:
     def begin(self, plan: Mapping[str, Any], cursor: Mapping[str, Any], is_again: bool) -> None:
         """Log the start of a loop. See LoopStart for the arguments.
 
-        plan: JSON values that determine the plan and are equal on all ranks.
+        plan: JSON values that determine the plan and are the same on all ranks.
 
         The first loop, and the first loop after the plan changes (for example, because a dataset has a new version),
         open or join a session.

@@ -33,7 +33,7 @@ _MASK = (1 << 64) - 1
 
 
 def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGroups) -> None:
-    """Compare the plans of all processes in a collective operation. All processes raise ConfigError if plans differ."""
+    """Compare the plans of all processes collectively. All processes raise ConfigError if the plans differ."""
     processes_per_rank = None if groups.process_group is not None else 1
     if groups.shared_group is not None:
         processes_per_rank = groups.shared_group.size()
@@ -121,7 +121,7 @@ def _require_equal(identities: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _differing(identities: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return a text for each differing component, such as 'seed is 1 on processes 0-2, 2 on process 3'.
+    """Return a description of each differing component, such as 'seed is 1 on processes 0-2, 2 on process 3'.
 
     Components are in the order of the identities, in which causes precede their effects.
     """
@@ -284,7 +284,7 @@ def _at(keys: Sequence[str], slot: int) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as JSON. A long text is truncated and followed by a hash of the full text."""
+    """Return a value as JSON. Long text is truncated and followed by a hash of the full text."""
     text = json.dumps(value, sort_keys=True)
     if len(text) <= SHOWN_LENGTH:
         return text
@@ -372,5 +372,5 @@ def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = 
         raise LoaderError(
             f"the loaders of all processes could not be compared (time limit: {timeout_seconds:g} s): "
             f"{_first_line(error)}. A process in the group has ended, is stuck or never iterates over a loader; if a "
-            "process only starts slowly, make all other processes wait for it before they iterate"
+            "process is merely slow to start, make all other processes wait for it before they iterate"
         ) from error

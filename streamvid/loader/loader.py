@@ -222,7 +222,7 @@ class VideoLoader(UnsupportedProtocols):
     def __len__(self) -> int:
         """Return the number of batches in the whole current epoch.
 
-        The number is equal on all ranks, except with tail="uneven".
+        The number is the same on all ranks, except with tail="uneven".
         """
         if self.options.tail_rule.is_equal:
             length = self._plan.num_steps
@@ -253,7 +253,7 @@ class VideoLoader(UnsupportedProtocols):
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """List of (bucket id, shape of `batch.video` in a full batch) for a warm-up, largest shape first.
 
-        With tail="shrink" and tail="uneven", the last batches can be smaller.
+        With tail="shrink" or tail="uneven", the last batches can be smaller.
         """
         return self._setup.shapes
 
@@ -373,7 +373,7 @@ class VideoLoader(UnsupportedProtocols):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch handed out, as JSON. It is equal on all ranks at the same step."""
+        """Return the position after the last batch handed out, as JSON. It is the same on all ranks at each step."""
         return make_state(self._plan, self._num_done, self._setup.belongs_to, self._setup.versions)
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:

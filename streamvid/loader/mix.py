@@ -54,7 +54,7 @@ class DatasetConfig:
     where: str | None = option(None, help="Condition on columns that selects samples from this dataset.")
     name: str | None = option(
         None,
-        help="Name of the dataset, from which the seed for its random choices is derived.",
+        help="Name from which the seed for the dataset's random choices is derived.",
         shown_default="its position in the list",
     )
     captions: TextOptions = option(default_factory=TextOptions, help="Options for the samples' texts.")

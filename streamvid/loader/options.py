@@ -35,7 +35,7 @@ class OutputOptions:
     )
     accuracy: Accuracy | None = option(
         None,
-        help="Accuracy of the conversion to RGB. `fast` is the default conversion in swscale, whose result is 1 to 3 "
+        help="Accuracy of the conversion to RGB. `fast` uses swscale's default conversion, whose results are 1 to 3 "
         "levels too dark. Cannot be combined with pixels='yuv420p'.",
         shown_default=(
             "exact for clips that are scaled anyway, otherwise fast; exact takes 1.4 to 1.6 times as much CPU"
@@ -68,7 +68,7 @@ class OutputOptions:
         minimum=1,
         maximum=65535,
     )
-    metrics_host: str = option("127.0.0.1", help="Address at which the endpoint listens.")
+    metrics_host: str = option("127.0.0.1", help="Address that the metrics endpoints listen on.")
     metrics_folder: str | Path | None = option(
         None, help="Local folder in which each rank writes a statistics file, with one JSON line every 10 seconds."
     )
@@ -82,7 +82,7 @@ class OutputOptions:
             )
         if self.tokenizer is not None and not callable(self.tokenizer):
             raise ConfigError(
-                f"tokenizer={self.tokenizer!r}: must be a function that accepts a list of texts, such as "
+                f"tokenizer={self.tokenizer!r}: must be a function that accepts a list of texts, for example "
                 "lambda texts: tokenizer(texts, padding=True)"
             )
         _check_folder("ledger", self.ledger)
@@ -101,7 +101,7 @@ class ScheduleOptions:
     )
     shard_locality: int = option(
         64,
-        help="Number of consecutive samples in a step that are sorted by shard before they are assigned to ranks. "
+        help="Number of consecutive samples of a step to sort by shard before they are assigned to ranks. "
         "Higher values mean fewer requests per sample.",
     )
     costs: CostTable | None = option(
@@ -146,7 +146,7 @@ class LimitOptions:
     max_bad_fraction: float = option(
         0.01,
         help="Maximum share of substituted samples on this rank, calculated over at least 1000 samples. The run "
-        "fails if the share exceeds this value. A missing shard, or a bucket without a good sample, always ends "
+        "fails if the share exceeds this value. A missing shard, or a bucket with no good samples, always ends "
         "the run.",
         minimum=0.0,
         maximum=1.0,

@@ -66,7 +66,7 @@ class LoaderStats:
     queue_depth: number of complete batches ready now.
     queue_depth_sum: sum of the queue depths at all handovers.
     ring_batches: number of batches that now have memory in the ring (being filled, ready, or held by the caller).
-    last: statistics on the last batch alone, when it was handed over; `seconds` counts from the previous handover.
+    last: statistics on the last batch alone, as of its handover; `seconds` counts from the previous handover.
     store, cache: this process's requests to object stores, and its use of the cache; each is None if unused.
     wait_counts: number of waits for a batch, in each of the classes that WAIT_BOUNDS defines.
     resources: the loader's decoders and threads; None in `last`.

@@ -63,7 +63,7 @@ class Usage:
 
     cores_busy: share for all available cores together; None if unknown.
     room: number of samples that fit into prefetch_bytes at the same time; None if unknown.
-    held_up: maps parts of the loader to the seconds that the caller waited because of that part; empty if unknown.
+    held_up: maps each part of the loader to the seconds that the caller waited because of that part; empty if unknown.
     """
 
     num_workers: int

@@ -69,7 +69,7 @@ def wrap(
 def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
     """Configure DeepSpeed's activation checkpointing, and return its checkpoint function.
 
-    options: section `activation_checkpointing` of DeepSpeed's JSON file.
+    options: `activation_checkpointing` section of DeepSpeed's JSON file.
     """
     from deepspeed import checkpointing
 

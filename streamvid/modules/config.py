@@ -49,7 +49,7 @@ class LoraConfig(Options):
     """Low-rank adapters (LoRA), implemented by peft."""
 
     base_model: str | None = option(
-        None, help="Child modules that get adapters, separated by commas; dotted names are allowed."
+        None, help="Comma-separated names of the child modules that get adapters; dotted names are allowed."
     )
     target_modules: str | tuple[str, ...] = option(
         "",
@@ -95,7 +95,7 @@ class ActivationCheckpointingConfig(Options):
     blocks: tuple[str, ...] = option(
         (), help="Class names or dotted names (wildcards allowed) of blocks, or 'auto' for the elements of ModuleLists."
     )
-    offload: bool = option(False, help="Store the inputs of the blocks in host memory.")
+    offload: bool = option(False, help="Store the blocks' inputs in host memory.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

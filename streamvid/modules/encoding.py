@@ -57,8 +57,8 @@ class Encoder:
     def __post_init__(self) -> None:
         if not callable(getattr(self.module, "encode", None)):
             raise ConfigError(
-                f"{type(self.module).__name__}, built by model.factory, has no method `encode`, which task "
-                "sft:data_process requires; add a method encode(batch) that returns a mapping from names to tensors"
+                f"{type(self.module).__name__}, built by model.factory, has no `encode` method, which task "
+                "sft:data_process requires; add an encode(batch) method that returns a mapping from names to tensors"
             )
 
     def shard(
@@ -157,9 +157,9 @@ def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]])
 def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
     """Return everything that determines the output of `encode`, as JSON values.
 
-    Encoders are identified by their weights, regardless of the source of the weights. The module's attribute
-    `encoder_args` may list the factory arguments that the encoders depend on. If it does, features remain valid when
-    other arguments change.
+    Encoders are identified by their weights, regardless of the source of the weights. The module's `encoder_args`
+    attribute may list the factory arguments that the encoders depend on. If it does, features remain valid when other
+    arguments change.
     """
     names = getattr(module, "encoder_args", None)
     encoders = getattr(module, "encoders", ())

@@ -93,14 +93,14 @@ def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, so
     if not files:
         raise ConfigError(
             f"{base} has no {SAFETENSORS} files, but {source} contains tensors for this component; use the folder "
-            "of the base model with which the run started"
+            "of the base model that the run started from"
         )
     state = read_state(files)
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]
     if strange:
         raise ConfigError(
             f"{source} contains {some(strange)}, which {base} lacks or has with different shapes; use the folder "
-            "of the base model with which the run started"
+            "of the base model that the run started from"
         )
     state |= {name: one.to(state[name].dtype) for name, one in tensors.items()}
     output.mkdir(parents=True)

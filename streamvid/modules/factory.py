@@ -18,7 +18,7 @@ def import_object(path: str) -> Any:
     """Import the object at "package.module:name", where name may be dotted.
 
     The working directory is searched first and stays on `sys.path`, because the module may import other modules later.
-    For example, "train:build" is the object `build` in `train.py` in the working directory.
+    For example, "train:build" is the `build` object in `train.py` in the working directory.
     Raises a ConfigError that names the missing part of the path.
     """
     module_name, colon, name = path.partition(":")

@@ -28,7 +28,7 @@ class WeightFile:
     name: name of the trainable child, or of the model with adapters. If there is only one, the name is "", or "lora"
         for adapters that are saved in addition to other weights.
     metadata: header metadata.
-    peft_config: adapter configuration in peft's format, which is saved as a folder; empty for all other formats.
+    peft_config: content of adapter_config.json if the file is saved as a folder in peft's format; otherwise empty.
     """
 
     name: str

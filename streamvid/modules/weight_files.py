@@ -134,7 +134,7 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file whose bytes are reproducible: its metadata is sorted too."""
+    """Write a safetensors file whose bytes are reproducible, because its metadata is also sorted."""
     path.unlink(missing_ok=True)
     path.touch()
     mode = path.stat().st_mode  # the user's default mode; safetensors would write a file that only the user can read

@@ -55,7 +55,7 @@ class DrawSet:
         if not 0 <= self.member < len(self.weights) or min(self.weights) < 0 or not 0 < sum(self.weights) <= UNIT:
             raise ConfigError(
                 f"draw set with weights {self.weights}, member {self.member}: weights must be at least 0, their "
-                f"sum must be from 1 to {UNIT}, and member must be an index of weights"
+                f"sum must be from 1 to {UNIT}, and member must be an index into weights"
             )
 
     @property

@@ -362,7 +362,7 @@ def _report(span: BucketSpan, delivered: int, fillers: int) -> BucketReport:
 def _classes(
     counts: Mapping[str, object], options: PlanOptions, costs: Mapping[str, int] | None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Return two mappings from bucket ids: to cost classes, and to the key of the bucket's first step in epoch 0.
+    """Return two mappings: bucket id → cost class, and bucket id → key of the bucket's first step in epoch 0.
 
     A mapping that the options do not need is empty.
     """

@@ -43,7 +43,7 @@ class Lane:
 
     @cached_property
     def num_units(self) -> int:
-        """Number of units left in the buckets, without the fillers that the tail policy adds to the last step."""
+        """Number of units left in the buckets, not counting the fillers that the tail policy adds to the last step."""
         return sum(span.num_units for span in self.spans)
 
     @cached_property

@@ -26,18 +26,18 @@ class PlanOptions:
     tail: policy for an epoch's samples that do not fill a step. "carry" starts the next epoch with them. "drop" omits
         them. "pad" fills the step with repeated samples. "shrink" delivers them in one last step per bucket with
         equal, smaller batches (and fewer than num_ranks repeats). "uneven" delivers them in one last step per bucket
-        with unequal batches and no repeats; ranks without remaining samples have no batch in that step.
+        with unequal batches and no repeats; ranks with no samples left have no batch in that step.
     sync: "bucket" gives all ranks the same bucket at each step; "cost" gives them buckets of similar predicted cost.
     order: order of the steps, "mixed" or "largest-first". The latter begins epoch 0 with the first step of each bucket
         (with sync="cost", of each class of buckets), costliest first.
     accumulate: number of steps per optimizer step. The number of steps in an epoch is a multiple of this value.
-    shard_locality: number of consecutive samples in a step that are sorted together by shard, within each dataset,
+    shard_locality: number of consecutive samples of a step to sort together by shard, within each dataset,
         before they are assigned to ranks. 1 disables sorting.
     """
 
     seed: int = option(0, help="Seed for the sample order.", minimum=0, maximum=(1 << 63) - 1)
     shuffle: Shuffle = option(
-        "window", help="Shuffle nothing, only shards, or also the samples within windows of shards."
+        "window", help="Extent of shuffling: nothing, only shards, or also the samples within windows of shards."
     )
     window: int = option(16, help="Number of shards per shuffle window.", minimum=1, maximum=1 << 20)
     tail: Tail = option(
@@ -45,12 +45,14 @@ class PlanOptions:
         help="Policy for samples that do not fill a step.",
         shown_default="carry for split train, otherwise uneven",
     )
-    sync: Sync = option("bucket", help="At each step, give all ranks the same bucket, or buckets of similar cost.")
+    sync: Sync = option(
+        "bucket", help="Bucket choice at each step: the same bucket for all ranks, or buckets of similar cost."
+    )
     order: Order = option("mixed", help="Order of steps in epoch 0.")
     accumulate: int = option(1, help="Number of loader steps per optimizer step.", minimum=1, maximum=1 << 10)
     shard_locality: int = option(
         64,
-        help="Number of consecutive samples in a step that are sorted together by shard.",
+        help="Number of consecutive samples of a step to sort together by shard.",
         minimum=1,
         maximum=1 << 30,
     )

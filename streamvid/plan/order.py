@@ -46,7 +46,10 @@ class Track:
 
 
 class EpochOrder:
-    """Order of the remaining steps in an epoch, computed on request in memory proportional to the number of tracks."""
+    """Order of the remaining steps in an epoch, computed on request.
+
+    Memory use is proportional to the number of tracks.
+    """
 
     def __init__(self, tracks: Sequence[Track], kind: int, seed: int, epoch: int, is_shuffled: bool) -> None:
         self._draw = (kind, seed, epoch)

@@ -71,7 +71,7 @@ class Cursor:
         """Create a cursor from the result of `to_json`. Raises StateError if the value is invalid."""
         if not isinstance(state, Mapping) or set(state) - {"phase", "carried"} != {"epoch", "positions", "step"}:
             raise StateError(
-                f"cursor={reprlib.repr(state)}: must have the keys epoch, positions and step, optionally phase and "
-                "carried, and no other keys; use the result of Cursor.to_json"
+                f"cursor={reprlib.repr(state)}: must have the keys epoch, positions and step, may also have phase "
+                "and carried, and must have no other keys; use the result of Cursor.to_json"
             )
         return cls(state["epoch"], state["positions"], state.get("phase", 0), state["step"], state.get("carried", {}))

@@ -73,7 +73,7 @@ class _Selected:
 
 
 class Browser:
-    """Reads the samples of a dataset, or of a view, page by page. Thread-safe. Recent sort orders are cached."""
+    """Reader for the samples of a dataset or a view, page by page. Thread-safe. Recent sort orders are cached."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset

@@ -76,7 +76,7 @@ class DeliveredSample:
 
 
 class Deliverer:
-    """Decodes single samples. Thread-safe: only one sample is decoded at a time.
+    """Decoder for single samples. Thread-safe: only one sample is decoded at a time.
 
     It keeps one pipeline per split, and caches recent samples.
 
@@ -194,7 +194,7 @@ class _OpenPipeline:
             pending.block.release()
 
     def _with(self, settings: ViewSettings) -> MixPart:
-        """Return a copy of the split's part that has these settings.
+        """Return a copy of the split's part with these settings.
 
         The pipeline caches columns by part number, so parts that need different columns have different numbers.
         """
@@ -211,7 +211,7 @@ class _OpenPipeline:
 def _request(part: MixPart, place: SamplePlace, visit: int) -> SampleRequest:
     """Return the request for one visit to a sample.
 
-    part: part without a filter, which therefore contains all shards of its split, in the order of the shard table.
+    part: unfiltered part, which therefore contains all shards of its split, in the order of the shard table.
     """
     shards = part.subset.shards[place.shard.bucket_id]
     rows = getattr(shards, "rows", None)

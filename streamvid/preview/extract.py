@@ -56,8 +56,8 @@ def extract(
 ) -> ExtractReport:
     """Write each sample to a separate folder in `output`. Existing files with the same names are replaced.
 
-    settings: settings of the loader, which determine the frames and the caption.
-    visit: number of the visit, which determines the random choices.
+    settings: loader settings that determine the frames and the caption.
+    visit: visit number, which determines the random choices.
     Raises ConfigError for unknown keys, and SampleError or IntegrityError for bad samples.
     """
     places, deliverer = find_keys(dataset, keys), Deliverer(dataset)

@@ -20,7 +20,7 @@ class PreviewOptions:
     port: int = option(8080, help="Port to listen on; 0 chooses a free port.", minimum=0, maximum=65535)
     token: bool = option(False, help="Require the token on loopback addresses too, for machines with several users.")
     run: str | Path | None = option(
-        None, metavar="DIR", help="Output folder of `streamvid train`, whose metrics are shown."
+        None, metavar="DIR", help="Output folder of the `streamvid train` run whose metrics are shown."
     )
     features: str | tuple[str, ...] | None = option(
         None, metavar="FOLDER", help="Precomputed features of the dataset; repeat this option for several datasets."

@@ -96,7 +96,7 @@ def _plain(value: object) -> object:
 class ClipRange:
     """Location of one of a sample's files in its tar.
 
-    content: (checksum, size) of the tar, which identify the tar in a cache.
+    content: (checksum, size) pair that identifies the tar in a cache.
     sha256: expected checksum in hexadecimal.
     """
 
@@ -130,8 +130,8 @@ def _range(facts: SampleFacts, offset: int, num_bytes: int, values: Mapping[str,
     shard = facts.place.shard
     if offset < 0 or num_bytes < 0 or offset + num_bytes > shard.num_bytes:
         raise IntegrityError(
-            f"the index lists {num_bytes} bytes at offset {offset} for {facts.key}, but {shard.path} has "
-            f"{shard.num_bytes} bytes; copy the dataset again"
+            f"the index lists {num_bytes} bytes at offset {offset} for {facts.key}, but {shard.path} is "
+            f"{shard.num_bytes} bytes long; copy the dataset again"
         )
     content = (shard.sha256, shard.num_bytes)
     return ClipRange(

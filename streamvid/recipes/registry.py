@@ -26,7 +26,7 @@ class Recipe:
     presets: bucket presets for the model; the first one is the default.
     lora_targets: layers that get adapters, in the format of `model.lora.target_modules`.
     base_model: child module that is trained.
-    base_models: for models with two experts, maps each value of the option `expert` to the child modules that are
+    base_models: for models with two experts, maps each value of the `expert` option to the child modules that are
         trained, separated by commas.
     inputs: conditioning inputs that the model uses, in the format of `data.extra_inputs`.
     example: id of a model of this family on the Hugging Face Hub.

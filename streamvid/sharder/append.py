@@ -52,21 +52,21 @@ def append(
     Rows that are already recorded in the dataset are skipped without opening their files, so a source may contain old
     and new rows. A row is recognized by the name of its file, its time range, its captions and its conditioning inputs.
     A row that was rejected is tried again if the size of its file has changed. If samples from a row's file were
-    removed from the dataset, the row is rejected with kind "removed". New samples are stored in new shards, and a new
-    version of the dataset lists them as well. If all new rows are rejected, the new version only records the
-    rejections. If there is nothing to add or to record, no version is published.
+    removed from the dataset, the row is rejected with kind "removed". New samples are stored in new shards, which a
+    new version of the dataset lists in addition to the existing shards. If all new rows are rejected, the new version
+    only records the rejections. If there is nothing to add or to record, no version is published.
 
     options: fields of `ShardOptions` as nested mappings, such as {"work": {"workers": 8}}. Options that determine the
         content of a dataset keep the values with which it was built, and cannot be changed.
     dry_run: True to run all stages up to the shard plan without writing any files.
 
-    This function is idempotent. After an interruption at any point, the same call resumes, and the dataset is either
-    the old or the new version at any time. With `work.cluster.task`, it does one task's share of the work, as `shard`
+    This function is idempotent. After an interruption at any point, the same call resumes, and at any time the dataset
+    is either the old or the new version. With `work.cluster.task`, it does one task's share of the work, as `shard`
     does. `status` and `abandon` of `streamvid.sharder.sharder` work as for `shard`.
 
-    Raises the same errors as `shard`, except that the rejection of all rows is not an error; also ConfigError if an
-    option or the type of a column does not fit the dataset, and DatasetError if the dataset does not exist, or if
-    another process changes it.
+    Raises the same errors as `shard`, except that the rejection of all rows is not an error. Also raises ConfigError
+    if an option or the type of a column does not fit the dataset, and DatasetError if the dataset does not exist, or
+    if another process changes it.
     """
     do = plan_append if dry_run else append_to
     return do(source, dataset, append_options(dataset, options or {}), progress, on_input)

@@ -159,7 +159,7 @@ def shard_sizes(store: Store, shards: Sequence[PlannedShard]) -> dict[str, int]:
 
 
 def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
-    """Build every shard of this task that is not finished yet. Raises the same errors as `build_shard`.
+    """Build every unfinished shard of this task. Raises the same errors as `build_shard`.
 
     Encoded and cut clips are removed when no unfinished shard of this task needs them, unless other tasks may need
     them.

@@ -42,8 +42,8 @@ def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
     for column in options.curation.columns:
         if column.name in records.user_types:
             raise SourceError(
-                f"the metadata already has a column {column.name!r}, which curation.{column.option} would also add; "
-                f"rename the column, or omit curation.{column.option} (--{column.option.replace('_', '-')})"
+                f"the metadata already has a column named {column.name!r}, which curation.{column.option} would also "
+                f"add; rename the column, or omit curation.{column.option} (--{column.option.replace('_', '-')})"
             )
     added = {column.name: column.kind for column in options.curation.columns}
     user_types = {**records.user_types, **added}

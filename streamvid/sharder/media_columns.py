@@ -83,6 +83,6 @@ def file_keys(text: str) -> tuple[str, dict[str, str]]:
     if not clip or not all(others):
         raise ConfigError(
             f"data_file_keys={text!r} contains an empty column name; list the columns that contain media paths, "
-            "starting with the clip's column, such as 'video,control_video'"
+            "starting with the clip's column; for example, 'video,control_video'"
         )
     return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

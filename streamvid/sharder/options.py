@@ -71,7 +71,8 @@ class ClipOptions:
 
     kind: Literal["copy", "native", "text", "audio"] = option(
         "copy",
-        help="Copy files or parts of them, encode them for fast reading, or store only captions or audio files.",
+        help="Content of the shards: copies of files or parts of them, clips encoded for fast reading, captions only, "
+        "or audio only.",
         group="",
         flag="--clips",
     )
@@ -92,8 +93,8 @@ class ClipOptions:
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="Select the frames nearest in time at --fps, every nth frame without exceeding --fps, or the same frames "
-        "as DiffSynth-Studio.",
+        help="Frames to select: those nearest in time at --fps, every nth without exceeding --fps, or the same ones as "
+        "DiffSynth-Studio.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(
@@ -104,7 +105,7 @@ class ClipOptions:
         maximum=86400,
     )
     audio: Literal["keep", "drop", "require"] = option(
-        "keep", help="Store the audio of each clip, leave it out, or reject clips without audio."
+        "keep", help="Handling of audio: store it, leave it out, or reject clips without audio."
     )
     audio_codec: AudioCodec | None = option(
         None,
@@ -204,7 +205,7 @@ class ShardOptions:
     verify: "decode" decodes every frame of a source, so that damaged files are rejected; "probe" decodes one key frame.
         None selects "probe" for copies. Native clips are always decoded.
     hdr: "refuse" rejects PQ and HLG video; "allow" accepts it unchanged.
-    val_fraction: fraction of records to place in split "val".
+    val_fraction: fraction of records to place in the "val" split.
     Raises ConfigError if a value is invalid. The message contains the option, its value and the allowed values.
     """
 
@@ -214,19 +215,21 @@ class ShardOptions:
     curation: CurationOptions = option(default_factory=CurationOptions, group="Curation")
     verify: Literal["decode", "probe"] | None = option(
         None,
-        help="Decode all frames of each source, or only one key frame.",
+        help="Frames of each source to decode for verification: all frames, or only one key frame.",
         group="Verification",
         shown_default="probe; native: decode",
     )
     hdr: Literal["refuse", "allow"] = option(
-        "refuse", help="Reject HDR video (PQ or HLG), or accept it unchanged.", group="Verification"
+        "refuse", help="Handling of HDR video (PQ or HLG): reject it, or accept it unchanged.", group="Verification"
     )
     trust_metadata: bool = option(
         False,
         help="Plan from the sizes, frame counts and frame rates in the metadata, and probe files during the build.",
         group="Source",
     )
-    val_fraction: float = option(0.0, help="Fraction of videos to place in split 'val'.", metavar="SHARE", minimum=0)
+    val_fraction: float = option(
+        0.0, help="Fraction of videos to place in the 'val' split.", metavar="SHARE", minimum=0
+    )
     shard_size_bytes: int = option(
         512 * 10**6, help="Target shard size.", metavar="SIZE", flag="--shard-size", minimum=1000, maximum=2**50
     )
@@ -239,7 +242,9 @@ class ShardOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.val_fraction >= 1:
-            raise ConfigError(f"val_fraction={self.val_fraction!r}: must be at least 0 and less than 1, such as 0.01")
+            raise ConfigError(
+                f"val_fraction={self.val_fraction!r}: must be at least 0 and less than 1; for example, 0.01"
+            )
         self.config.check_rate(self.frame_rate)
         self._check_trust()
         self._check_curation()

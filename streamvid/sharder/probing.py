@@ -114,7 +114,7 @@ def run_missing(
 ) -> None:
     """Run this task's units whose findings are not in the journal yet, and add the findings to the journal.
 
-    If a file has several keys, the finding of its unit contains one part per key under "parts", unless the finding is a
+    If a file has several keys, "parts" in the finding of its unit contains one part per key, unless the finding is a
     rejection.
 
     files: the files of all tasks. Their order determines which task runs a unit.

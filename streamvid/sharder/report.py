@@ -260,7 +260,7 @@ def _audio_summary(samples: Rows[PlannedSample]) -> AudioSummary:
 
 
 def _videos(samples: Rows[PlannedSample], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the file name of each video, followed by the values of the fields `names`. Each file appears once."""
+    """Yield the file name of each video, followed by the values of the fields in `names`. Each file appears once."""
     repeated = TextSet.repeated(path for (path,) in samples.tuples("record.path"))
     seen = set()
     for path, source, is_image, *values in samples.tuples("record.path", "record.source", "probe.is_image", *names):

@@ -206,8 +206,9 @@ def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
         for path, num_bytes in sizes_noted.items():
             if sizes.get(path) != num_bytes:
                 raise StorageError(
-                    f"{store.url}: {path} was written with {num_bytes} bytes, but "
-                    f"{f'now has {sizes[path]}' if path in sizes else 'no longer exists'}; run the same command again"
+                    f"{store.url}: {path} was {num_bytes} bytes long when it was written, but "
+                    f"{f'is now {sizes[path]} bytes long' if path in sizes else 'no longer exists'}; run the same "
+                    "command again"
                 )
 
 

@@ -90,7 +90,7 @@ def shard(
     clips are encoded or stored, with a summary of how the input was interpreted.
 
     Raises ConfigError if an option does not suit the input, `dest` or this function; SourceError if the input cannot
-    be read or changes while it is read, or if every row is rejected; SealedError if `dest` contains a different
+    be read or changes while it is being read, or if every row is rejected; SealedError if `dest` contains a different
     dataset; DatasetError if `dest` contains other files or another sharder is using `dest`; and StorageError if a
     store fails.
     """
@@ -303,7 +303,7 @@ def check_apart(source: Sources, dest: Store, options: ShardOptions) -> None:
 
 
 def _real(store: Store) -> str:
-    """Return the URL of a store with symbolic links resolved and a trailing slash."""
+    """Return a store's URL, with symbolic links resolved and with a trailing slash."""
     url = os.path.realpath(store.url) if store.is_local else store.url
     return f"{url.rstrip('/')}/"
 
@@ -444,7 +444,7 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
         return None
     raise SealedError(
         f"{store.url} contains another sealed dataset ({difference}); to add new rows to it, use `streamvid "
-        "append`; otherwise choose another destination, or set work.overwrite=True (--overwrite) to replace it"
+        "append`; otherwise, choose another destination, or set work.overwrite=True (--overwrite) to replace it"
     )
 
 

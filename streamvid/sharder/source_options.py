@@ -38,7 +38,7 @@ class CaptionOptions:
     )
     too_long: Literal["reject", "truncate"] = option(
         "reject",
-        help="Reject rows whose caption exceeds 64 KiB, or truncate the caption.",
+        help="Handling of captions over 64 KiB: reject the row, or truncate the caption.",
         flag="--long-captions",
     )
 
@@ -70,7 +70,7 @@ class CaptionOptions:
 class SourceOptions:
     """Options for the sharder's input and the selection of rows.
 
-    media: conditioning inputs by name, each with the metadata column that contains its file paths, such as
+    media: maps the name of each conditioning input to the metadata column that contains its file paths, as in
         {"control": "control_video"}. "?" after a name makes the input optional; "image:", "video:", "mask:" or
         "audio:" before a name sets its kind.
     where: condition in the syntax of the loader's `where=`. The condition can use metadata columns, text (the caption),

@@ -35,7 +35,7 @@ class WorkOptions:
         shown_default="one per CPU",
     )
     overwrite: bool = option(
-        False, help="Replace a sealed dataset at DEST whose input or options differ from this build's.", group=""
+        False, help="Replace the sealed dataset at DEST if its input or options differ from this build's.", group=""
     )
     work_dir: str | Path | None = option(
         None, help="Local folder for unfinished work, if DEST is in an object store.", metavar="FOLDER"

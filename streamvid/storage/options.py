@@ -21,7 +21,7 @@ class StorageOptions:
 
     endpoint_url: str | None = option(
         None,
-        help="Endpoint URL of an S3-compatible store other than AWS, such as http://127.0.0.1:9000.",
+        help="Endpoint URL (such as http://127.0.0.1:9000) of an S3-compatible store other than AWS.",
         metavar="URL",
         shown_default="AWS_ENDPOINT_URL or ~/.aws/config",
     )
@@ -100,6 +100,6 @@ def _check_endpoint(url: str) -> None:
         parts, is_url = urlsplit(""), False
     if not is_url or parts.username is not None or parts.password is not None or parts.query:
         raise ConfigError(
-            "endpoint_url must be the http(s) URL of a server, such as https://minio.example.org:9000; remove any keys "
-            "and any query from it"
+            "endpoint_url must be a server's http(s) URL, such as https://minio.example.org:9000; remove any keys or "
+            "query from it"
         )

@@ -26,7 +26,7 @@ class FileState:
     """Current size and version of a file.
 
     version: text that changes when the file is replaced; "" means unknown.
-    modified: Unix time at which the file was written. 0.0 means unknown; object stores report it only in
+    modified: Unix time at which the file was written; 0.0 means unknown. Object stores report this time only in
         `Store.files`.
     """
 
@@ -143,7 +143,7 @@ class Store(Protocol):
         ...
 
     def abort_uploads(self, folder: str = "") -> int:
-        """Abort unfinished uploads below a folder, which are invisible but billed.
+        """Abort unfinished uploads below a folder. Such uploads are invisible but billed.
 
         Return the number of uploads that were aborted.
         """

@@ -29,7 +29,7 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
 
 
 def redact(url: str) -> str:
-    """Return a URL without user name, password, query and fragment, so that it is safe for logs and manifests."""
+    """Return a URL without its user name, password, query or fragment, so that it is safe for logs and manifests."""
     if "://" in (clean := hide_credentials(url)):
         return re.split(r"[?#]", clean, maxsplit=1)[0]
     return clean
@@ -80,8 +80,8 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
     bucket, _, path = rest.removeprefix("//").rstrip("/").partition("/")
     if not bucket or (path and not _is_path(path)):
         raise StorageError(
-            f"url {redact(url)!r} must consist of a bucket and a path without backslashes and without empty, '.' or "
-            "'..' parts, such as s3://bucket/folder/dataset"
+            f"url {redact(url)!r} must consist of a bucket and a path, as in s3://bucket/folder/dataset; the path must "
+            "not contain backslashes or empty, '.' or '..' parts"
         )
     prefix = f"{path}/" if path else ""
     if scheme in ("s3", "s3a"):
@@ -104,7 +104,7 @@ def _check_scheme(scheme: str, rest: str, url: str) -> None:
         return
     raise StorageError(
         f"url {redact(url)!r} {problem}; use a local path (prefix a relative path with ./), a file://, s3:// or "
-        "memory:// URL, or the URL of an object store with an fsspec package, such as gs://"
+        "memory:// URL, or the URL (such as gs://bucket/path) of an object store that has an fsspec package"
     )
 
 

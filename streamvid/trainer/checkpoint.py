@@ -103,7 +103,7 @@ class Checkpoints:
         progress: TrainProgress,
         loader_state: Mapping[str, object],
     ) -> None:
-        """Save the weights as `name`, and the state of this step.
+        """Save the weights as `name`, and save the state of this step.
 
         Then remove the oldest weight files and states, so that only the configured number of each remains.
         """
@@ -235,7 +235,8 @@ def require_output(output: Path) -> None:
 def _check_random_states(path: Path) -> None:
     """Raise an error if accelerate failed to restore the random states. Accelerate itself only logs such a failure.
 
-    If the checkpoint has no random states for this rank, nothing is checked: the run that saved it had fewer ranks.
+    If the checkpoint has no random states for this rank, nothing is checked, because the run that saved it had
+    fewer ranks.
     """
     if path.exists() and not torch.equal(load_pickle(path)["torch_manual_seed"], torch.get_rng_state()):
         raise ValueError(f"{path.name} does not contain the random states of a training run")

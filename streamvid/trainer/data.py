@@ -140,7 +140,7 @@ def _kind_of_input(
 
 
 def schedule_of(config: TrainConfig) -> ScheduleOptions:
-    """Return `data.loader.schedule`. If `costs` is a path, read the cost table from this file."""
+    """Return `data.loader.schedule`. If `costs` is a path, read the cost table from that file."""
     given = config.data.loader.get("schedule")
     if isinstance(given, Mapping) and isinstance(given.get("costs"), str | Path):
         given = {**given, "costs": read_costs(given["costs"], "data.loader.schedule.costs")}
@@ -155,7 +155,7 @@ def _output_of(config: TrainConfig) -> OutputOptions:
 
 
 def audio_facts(config: TrainConfig) -> Mapping[str, Any] | None:
-    """Return the options that determine which audio `encode` receives, as JSON values, or None if there is no audio."""
+    """Return, as JSON values, the options that determine which audio `encode` receives, or None if it gets no audio."""
     audio = config.data.audio
     if audio is None:
         return None
@@ -246,7 +246,9 @@ def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[D
         return []
     found = [source for source in sources if settings.split in _opened(source).shards.splits]
     if found:
-        _log.info("evaluation uses the first %d batches per rank from split %r", settings.num_batches, settings.split)
+        _log.info(
+            "evaluation uses the first %d batches per rank from the %r split", settings.num_batches, settings.split
+        )
         return found
     remedy = "shard with --val-fraction, or set eval.split=train to evaluate on clips that are also used for training"
     if settings.sample_steps or settings.split != "val":
@@ -254,5 +256,5 @@ def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[D
             f"eval.split is {settings.split!r}, which no dataset has; {remedy}, or disable evaluation and samples "
             "with --set eval.steps=null --set eval.sample_steps=null"
         )
-    _log.warning("evaluation is disabled, because no dataset has the split %r; %s", settings.split, remedy)
+    _log.warning("evaluation is disabled, because no dataset has a %r split; %s", settings.split, remedy)
     return []

@@ -116,7 +116,7 @@ def require_sampling(config: TrainConfig, module: nn.Module) -> None:
         )
     if config.eval.sample_steps is not None and not hasattr(module, "sample"):
         raise ConfigError(
-            f"eval.sample_steps is set, but {type(module).__name__} has no method `sample`; add the method, or "
+            f"eval.sample_steps is set, but {type(module).__name__} has no `sample` method; add the method, or "
             "set eval.sample_steps to null"
         )
     if config.eval.prompts and config.task == "sft:train":

@@ -66,7 +66,7 @@ def stop_requests() -> Iterator[StopRequest]:
 def accelerating(config: TrainConfig) -> Iterator[Accelerator]:
     """Create an Accelerator for this process. On exit, reset accelerate's settings, so that later runs can change them.
 
-    If the caller had created an Accelerator before, the settings are not reset. A process group that a launcher set up
+    If the caller has already created an Accelerator, the settings are not reset. A process group that a launcher set up
     is not closed.
     Raises ConfigError if the settings of the launcher and of `config` disagree.
     """

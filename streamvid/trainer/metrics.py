@@ -93,7 +93,7 @@ def _finite(value: Any) -> Any:
 
 
 def flat(line: MetricLine) -> dict[str, float]:
-    """Flatten a line of metrics for trackers: values per bucket are named "name/bucket"."""
+    """Flatten a line of metrics for trackers: per-bucket values are named "name/bucket"."""
     found: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, dict):
@@ -117,7 +117,7 @@ def readable(line: MetricLine, num_steps: int) -> str:
 
 
 def drop_metrics_after(folder: Path, step: int) -> None:
-    """Remove the lines for steps after `step`, and an incomplete last line left by a killed run."""
+    """Remove the lines for steps after `step`, and any incomplete last line left by a killed run."""
     path = folder / METRICS_FILE
     if not path.exists():
         return

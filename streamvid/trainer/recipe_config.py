@@ -21,7 +21,7 @@ _LORA_LR, _FULL_LR = 1e-4, 1e-5
 
 
 def recipe_named(name: str | None, model: str | None) -> Recipe:
-    """Return the recipe with this name or, without a name, the recipe for the model in a folder.
+    """Return the recipe with this name or, if `name` is None, the recipe for the model in the folder `model`.
 
     Raises ConfigError for an unknown name, for a model from another family, and if the recipe cannot be determined.
     """

@@ -254,7 +254,7 @@ class Run:
 
     @property
     def ends_epoch(self) -> bool:
-        """True after the last step of an epoch, if the run saves after epochs."""
+        """True after the last step of an epoch, if the run saves after each epoch."""
         return self.config.checkpoints.steps is None and self.loader.num_steps_left == 0
 
     def total(self, progress: TrainProgress) -> TrainProgress:

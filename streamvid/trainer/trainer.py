@@ -53,7 +53,7 @@ def train(
     module: training module to use instead of `config.model`.
     Ctrl-C, SIGTERM and SIGUSR1 end the run after the current step, with a checkpoint. Before the first step, Ctrl-C
     raises KeyboardInterrupt.
-    Raises ConfigError for an invalid configuration or task "sft:data_process", StateError for a checkpoint that does
+    Raises ConfigError for task "sft:data_process" or an invalid configuration, StateError for a checkpoint that does
     not match the run, StreamvidError if the loss is no longer finite, and the loader's errors.
     """
     with ExitStack() as stack:

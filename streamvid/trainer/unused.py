@@ -13,7 +13,7 @@ from streamvid.modules.parts import some
 def allow_unused(accelerator: Accelerator, allowed: bool | None, module: nn.Module) -> None:
     """Set whether DDP looks for unused parameters in each step. Call this function before `prepare`.
 
-    allowed: value of `accelerate.find_unused_parameters`; None uses the module's attribute `has_unused_parameters`.
+    allowed: value of `accelerate.find_unused_parameters`; None uses the module's `has_unused_parameters` attribute.
     """
     if accelerator.ddp_handler is not None:
         stated = bool(getattr(module, "has_unused_parameters", False))

@@ -82,7 +82,7 @@ class Facts:
 def facts_of(
     times: Int64s, offsets: Int64s, sizes: Int64s, flags: npt.NDArray[np.uint8], edges: Int64s
 ) -> list[Facts | None]:
-    """Return the Facts for each of several clips, with None for a clip that has no packets or invalid packets.
+    """Return the Facts for each of several clips, with None for a clip whose packets are missing or invalid.
 
     The arrays contain the packets of all clips. Clip i consists of packets edges[i] to edges[i + 1] (exclusive).
     """

@@ -307,7 +307,7 @@ def _refuse_by_name(head: bytes, needs_pictures: bool) -> None:
 
 
 def _is_heif_still(head: bytes) -> bool:
-    """Return whether a file in the MP4 family, which begins with `head`, is a still HEIF or AVIF image."""
+    """Return whether a file in the MP4 family that begins with `head` is a still HEIF or AVIF image."""
     size = int.from_bytes(head[:4], "big") if head[4:8] == b"ftyp" else 0
     brands = {head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))}
     return head[8:12] in STILL_BRANDS and not brands & SEQUENCE_BRANDS

@@ -13,7 +13,7 @@ from fractions import Fraction
 class VideoInfo:
     """Properties of one video or image. Frames are counted from packets.
 
-    Frame number i, everywhere in streamvid, is the i-th smallest of `timestamps`.
+    Throughout streamvid, frame number i is the frame with the i-th smallest timestamp, counting from 0.
 
     - width, height: display size in pixels, after cropping, conversion to square pixels (the height is kept, the width
       is stretched) and rotation.

@@ -233,7 +233,7 @@ def _make_table(
     frames = sorted(frame for frame in shown if frame[0] >= first_time and frame[1] >= first_ordinal)
     if not frames:
         raise ProbeError(
-            "no frame is displayed from the first key frame onward (an edit list may hide all of them); re-encode "
+            "no frames are displayed from the first key frame onward (an edit list may hide all of them); re-encode "
             "the file",
             kind="damaged",
         )

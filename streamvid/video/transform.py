@@ -139,7 +139,7 @@ class Transform:
 
     @property
     def turn_filters(self) -> Filters:
-        """FFmpeg's filters that turn the scaled picture upright."""
+        """FFmpeg filters that turn the scaled picture upright."""
         return [*([("hflip", "")] if self.flip else []), *_TURNS[self.rotation]]
 
     @property
@@ -149,7 +149,7 @@ class Transform:
 
     @property
     def exact_filters(self) -> Filters:
-        """FFmpeg's filters that crop and scale exactly, without a conversion to RGB."""
+        """FFmpeg filters that crop and scale exactly, without a conversion to RGB."""
         limit: Filters = []
         if self.limited_format:
             matrices = f"in_color_matrix={self.color_space}:out_color_matrix={self.color_space}"

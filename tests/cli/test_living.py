@@ -84,7 +84,11 @@ def test_verify_refuses_missing_versions_and_views(root: Path, call: Call) -> No
     call("versions", root, "--view", "hq", "--where", "score > 5")
     call("compact", root, "--expire", "0d")
     assert call("verify", f"{root}#hq").returncode == 0
-    for suffix, said in (("#nope", "has no view 'nope'"), ("@44", "has no version '44'"), ("@1", "no version 1 of")):
+    for suffix, said in (
+        ("#nope", "has no view named 'nope'"),
+        ("@44", "has no version '44'"),
+        ("@1", "no version 1 of"),
+    ):
         for verb in ("verify", "stats"):
             refused = call(verb, f"{root}{suffix}")
             assert refused.returncode in (1, 2) and refused.stderr.startswith("error: ") and said in refused.stderr

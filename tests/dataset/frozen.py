@@ -1,12 +1,12 @@
-"""The frozen datasets of format 1 in tests/data/frozen, and what is compared with tests/data/frozen/expected.json.
+"""Frozen datasets of format 1 in tests/data/frozen, and the values compared with tests/data/frozen/expected.json.
 
-`python -m tests.dataset.frozen` makes them anew. Do so only when the format itself changes, which from release 0.1.0 on
-it does with a new version only. The files are the reference, not this script: their bytes depend on the versions of
-FFmpeg and pyarrow, and x264 does not write the same bytes for a constant matte in every run.
+`python -m tests.dataset.frozen` rebuilds them. Do so only when the format itself changes; from release 0.1.0 on, every
+such change has a new version number. The files are the reference, not this script: their bytes depend on the versions
+of FFmpeg and pyarrow, and x264 does not write the same bytes for a constant matte in every run.
 
-copy      copied clips and an image of three buckets of Open-Sora's form, drawn from several buckets, read at 12 frames
-          per second; several captions, an optional control video and mask, a condition, three rejections; then columns
-          and a caption added by `annotate`
+copy      copied clips and an image in three buckets of an Open-Sora bucket config, drawn from several buckets, read at
+          12 frames per second; several captions, an optional control video and mask, a condition, three rejections;
+          then columns and a caption added by `annotate`
 native    native clips of 96x64@5 and one image of 96x64@1, with a packet index
 text      captions without pictures, in two splits
 features  tensors of two visits of each sample of `native`
@@ -44,16 +44,16 @@ PACKETS = ("packets_offset", "packets_bytes", "packets_sha256")
 
 
 def loader(name: str, **options: Any) -> streamvid.VideoLoader:
-    """Every batch of three epochs, as it is stored."""
+    """Return a loader of three epochs that delivers clips as they are stored."""
     fixed = {"batch_size": 1, "num_epochs": NUM_EPOCHS, "num_workers": 0, "seed": 3, "output": {"decode": False}}
     return streamvid.VideoLoader(FROZEN / name, **fixed | options)
 
 
-# What is compared.
+# Compared values.
 
 
 def tree_of_newest(root: Path) -> dict[str, bytes]:
-    """The files of the newest version of a dataset, by path."""
+    """Return the files of the newest version of a dataset by path."""
     return {path: data for path, data in tree_of(root).items() if not path.startswith("versions/")}
 
 
@@ -62,12 +62,12 @@ def sha256(data: bytes) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON would give it back."""
+    """Return the value after a round trip through JSON."""
     return json.loads(json.dumps(value, default=lambda one: one.hex() if isinstance(one, bytes) else str(one)))
 
 
 def facts(name: str) -> Any:
-    """The contents of a dataset's manifest and index."""
+    """Return the contents of a dataset's manifest and index."""
     dataset = streamvid.open_dataset(FROZEN / name)
     return plain(
         {
@@ -81,7 +81,7 @@ def facts(name: str) -> Any:
 
 
 def packets(dataset: streamvid.Dataset) -> dict[str, Any]:
-    """Key → the packet index of its clip, None if it has none."""
+    """Return the packet index of each clip by key, or None for a clip without one."""
     found: dict[str, Any] = {}
     for shard in dataset.shards:
         rows = dataset.samples(shard, ["key", *PACKETS]).to_pylist()
@@ -101,7 +101,7 @@ def packets(dataset: streamvid.Dataset) -> dict[str, Any]:
 
 
 def stored_batches(name: str) -> list[Any]:
-    """Bucket, key, caption, rate, frames and stored bytes of each batch."""
+    """Return the bucket, keys, captions, rates, frames and a checksum of the stored bytes of each batch."""
     found = []
     with loader(name) as batches:
         for batch in batches:
@@ -116,7 +116,8 @@ def stored_batches(name: str) -> list[Any]:
 
 
 def decoded_batches() -> list[Any]:
-    """Key and RGB of each batch of native videos, which integer arithmetic makes of H.264's own planes."""
+    """Return the keys and a checksum of the RGB of each batch of native videos, converted from H.264 in integer
+    arithmetic."""
     with loader("native", output={"decode": True, "pixels": "yuv420p", "layout": "BTHWC"}) as batches:
         return [
             [batch.sample_keys, sha256(batch.video.numpy().tobytes())]
@@ -126,7 +127,7 @@ def decoded_batches() -> list[Any]:
 
 
 def features() -> Any:
-    """The manifest and all members of the features."""
+    """Return the manifest and all members of the features."""
     sidecar, found = open_sidecar(FROZEN / "features"), {}
     for base in streamvid.open_dataset(FROZEN / "native").shards:
         shard, members = sidecar.shard(base), sidecar.members(base)
@@ -151,7 +152,7 @@ def state_after(name: str, num_batches: int) -> dict[str, Any]:
 
 
 def observed() -> dict[str, Any]:
-    """All that expected.json holds, as it is found now."""
+    """Return the current values of everything that expected.json holds."""
     return plain(
         {
             "facts": {name: facts(name) for name in DATASETS},
@@ -163,7 +164,7 @@ def observed() -> dict[str, Any]:
     )
 
 
-# How they were made.
+# Building the datasets.
 
 
 def streamvid_command(*arguments: object) -> None:

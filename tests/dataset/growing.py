@@ -1,4 +1,4 @@
-"""Versions of small sealed datasets: shards that are added, samples that are removed, and shards that are rewritten."""
+"""Versions of small sealed datasets: added shards, removed samples, and rewritten shards."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from streamvid.storage import LocalStore
 from tests.dataset.samples import ROW, USER_TYPES, Part, clip_offsets, seal_parts, tar_bytes
 
 ClipOf: TypeAlias = Callable[[Bucket, str], tuple[bytes, ClipEntry]]
-"""What a sample's clip is: its bytes, and what the index says of it."""
+"""Function that returns the bytes of a sample's clip and its index entry."""
 
 
 def no_video(bucket: Bucket, key: str) -> tuple[bytes, ClipEntry]:
-    """A clip that is not a video, and differs from those of all other keys."""
+    """Return a clip that is not a video and differs from the clips of all other keys."""
     return hashlib.sha256(key.encode()).digest() * 3, replace(ROW.clip, num_frames=bucket.num_frames)
 
 
 def part(bucket: Bucket, number: int, keys: Sequence[str], clip_of: ClipOf) -> Part:
-    """A shard of these samples."""
+    """Build a shard of these samples."""
     tar = tar_bytes([(key, {"mp4": clip_of(bucket, key)[0], "txt": b""}) for key in keys])
     rows = []
     for index, (key, offset) in enumerate(zip(keys, clip_offsets(tar), strict=True)):
@@ -88,7 +88,8 @@ def remove_keys(root: Path, keys: Collection[str]) -> Manifest:
 
 
 def rewrite(root: Path, numbers: Collection[int], clip_of: ClipOf = no_video) -> Manifest:
-    """Publish a version in which the shards with these places in the shard table are new tars, and delete the old tars."""
+    """Publish a version in which the shards at these positions of the shard table are new tars, and delete the old
+    tars."""
     store = LocalStore(root)
     with writing(store) as held:
         shards, dataset, build_id = list(held.dataset.shards), held.dataset, held.newest.version + 1
@@ -101,7 +102,7 @@ def rewrite(root: Path, numbers: Collection[int], clip_of: ClipOf = no_video) ->
         draft, new = _with_parts(held, held.newest, parts, build_id)
         kept = [shard for shard in _stored(held) if shard.path not in {one.path for one in old}]
         moved = [MovedShard.of(one, (other.number, other.build_id), True) for one, other in zip(old, new, strict=True)]
-        # Shards without a kept sample are not in the table.
+        # The shard table omits shards without any remaining sample.
         gone = [shard for shard in _stored(held) if shard.path not in {one.path for one in shards}]
         moved += [MovedShard.of(shard, (NOWHERE, 0), True) for shard in gone]
         kept = [shard for shard in kept if shard not in gone]
@@ -125,7 +126,7 @@ def add_view(root: Path, name: str, condition: str) -> Manifest:
 
 
 def keys_of(root: Path) -> set[str]:
-    """The samples of the newest version."""
+    """Return the keys of all samples in the newest version."""
     dataset = Dataset(LocalStore(root))
     return {key for shard in dataset.shards for key in dataset.samples(shard, ["key"]).column("key").to_pylist()}
 
@@ -137,7 +138,7 @@ def _stored(held: Writing) -> list[ShardInfo]:
 def _with_parts(
     held: Writing, draft: Manifest, parts: Sequence[Part], build_id: int
 ) -> tuple[Manifest, list[ShardInfo]]:
-    """The manifest with one more sample file, and the shards of these parts, which are written."""
+    """Write the shards of these parts; return the manifest with one more sample file, and the new shards."""
     groups = [RowGroup(one.bucket.id, one.number, one.split, one.rows) for one in parts]
     samples = _put(held, f"samples-{held.newest.version}", encode_samples(groups, USER_TYPES))
     infos = [replace(one.info(samples.path, group), build_id=build_id) for group, one in enumerate(parts)]

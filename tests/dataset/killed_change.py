@@ -1,6 +1,6 @@
-"""A change of a dataset that is really killed: `python -m tests.dataset.killed_change ORDER`, with an Order as JSON.
+"""Dataset changes in processes that are killed: `python -m tests.dataset.killed_change ORDER`, with an Order as JSON.
 
-Prints one line of JSON for each fact, which test_living_kill.py judges.
+Prints one line of JSON per fact, which test_living_kill.py checks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet  # noqa: F401 - before the first fork, so that no child has to
+import pyarrow.parquet  # noqa: F401 - imported before the first fork, so that no child has to import it
 import s3fs  # noqa: F401
 
 import streamvid
@@ -29,8 +29,11 @@ WRITES = ("put", "create", "remove", "copy")
 
 @dataclass(frozen=True)
 class Order:
-    """verb: change to make. base: local dataset. work: URL below which it is copied to for each kill. other: dataset to
-    merge. count: number of kills."""
+    """Parameters of a run.
+
+    verb: change to make. base: local dataset. work: URL under which the dataset is copied for each kill.
+    other: dataset to merge. count: number of kills.
+    """
 
     verb: str
     base: str
@@ -50,7 +53,7 @@ def change(verb: str, root: str | Path, other: str | Path) -> object:
 
 
 class Killer:
-    """Kills this process at one moment. Each write has three: before, while and after it is made."""
+    """Killer of the current process at one moment. Each write has three moments: before, during and after it."""
 
     def __init__(self, moment: int | None, delay: float) -> None:
         self.number, self.is_due = 0, False
@@ -84,7 +87,7 @@ def die() -> None:
 
 
 def in_child(job: Callable[[], None]) -> int:
-    """Run a job in a process of its own; its status."""
+    """Run a job in a child process and return its wait status."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -109,13 +112,13 @@ def killed(order: Order, root: str, moment: int | None, delay: float) -> None:
     killer = Killer(moment, delay)
     killer.watch(type(open_store(root)))
     change(order.verb, root, order.other)
-    if killer.is_due:  # the last writes can be faster than the kill
+    if killer.is_due:  # the last writes can finish before the kill
         time.sleep(60)
     print(json.dumps({"moments": killer.number}))
 
 
 def completed(order: Order, root: str) -> None:
-    """Report what a kill has left, run the change again, and report the end."""
+    """Report the state after a kill, run the change again, and report the final state."""
     report = streamvid.verify_dataset(root, deep=True, fresh=True)
     problems = list(map(str, report.problems))
     print(json.dumps({"keys": sorted(seen(root)), "is_right": report.is_right, "problems": problems}))
@@ -124,7 +127,7 @@ def completed(order: Order, root: str) -> None:
 
 
 def checked(root: str) -> None:
-    """Report the end. The thread that renews a lease may be killed in a write, whose temporary file expires later."""
+    """Report the final state without temporary files: a kill during a lease renewal leaves one, which expires later."""
     report, store = streamvid.verify_dataset(root, deep=True, fresh=True), open_store(root)
     tree = [(file.path, hash(store.read(file.path))) for file in store.files() if not file.path.endswith(".tmp")]
     extra = [path for path in report.extra if not path.endswith(".tmp")]

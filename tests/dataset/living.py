@@ -1,4 +1,4 @@
-"""Small datasets that change: clips of known bytes, and what a reader of them gets."""
+"""Small datasets that change: clips with known bytes, and the samples that a reader gets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TYPES = {"score": "double"}
 
 
 def clip_of(key: str) -> bytes:
-    """The bytes of a sample's clip, which occur nowhere else."""
+    """Return the bytes of a sample's clip, which occur nowhere else."""
     return hashlib.sha256(f"clip {key}".encode()).digest() * 40
 
 
 def part_of(bucket: int, number: int, clips: Sequence[int], *, suffix: str = "") -> Part:
-    """A shard of the samples with these numbers, whose keys end with `suffix`."""
+    """Build a shard of the samples with these numbers, whose keys end with `suffix`."""
     keys = [f"c{clip}{suffix}" for clip in clips]
     members = [
         (key, {"mp4": clip_of(key), "txt": f"words {key}".encode(), "json": json.dumps({"key": key}).encode()})
@@ -41,7 +41,7 @@ def part_of(bucket: int, number: int, clips: Sequence[int], *, suffix: str = "")
 
 
 def seal_living(root: Path, clips: Sequence[int], size: int = 2) -> Manifest:
-    """Seal the samples with these numbers in shards of `size` samples, alternately in both buckets."""
+    """Seal the samples with these numbers in shards of `size` samples that alternate between both buckets."""
     chunks = [clips[start : start + size] for start in range(0, len(clips), size)]
     parts = [part_of(number % 2, number // 2, chunk) for number, chunk in enumerate(chunks)]
     parts.sort(key=lambda part: part.bucket.id != BUCKETS[0].id)
@@ -74,7 +74,7 @@ def reseal(root: Path, manifest: Manifest) -> Manifest:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a reader gets of one sample."""
+    """One sample as a reader gets it."""
 
     clip: bytes
     text: str | None
@@ -82,7 +82,7 @@ class Seen:
 
 
 def seen(url: str | Path, columns: Sequence[str] = ("score",)) -> dict[str, Seen]:
-    """All samples of a dataset by key, with the bytes at the places that the index names."""
+    """Return all samples of a dataset by key, with the bytes at the offsets that the index lists."""
     dataset = streamvid.open_dataset(url)
     found: dict[str, Seen] = {}
     names = [f"user.{name}" for name in columns if f"user.{name}" in dataset.samples_schema.names]
@@ -100,7 +100,7 @@ def seen(url: str | Path, columns: Sequence[str] = ("score",)) -> dict[str, Seen
 
 
 def expected(keys: Sequence[str]) -> dict[str, Seen]:
-    """What a reader gets of samples to which nothing was done."""
+    """Return the unchanged samples with these keys, as a reader gets them."""
     return {
         key: Seen(clip_of(key), f"words {key}", {"score": float(key.removeprefix("c").partition("-")[0])})
         for key in keys
@@ -108,12 +108,12 @@ def expected(keys: Sequence[str]) -> dict[str, Seen]:
 
 
 def files_with(root: Path, data: bytes) -> list[str]:
-    """The files below a folder that contain these bytes."""
+    """Return the files below a folder that contain these bytes."""
     paths = (path for path in root.rglob("*") if path.is_file())
     return sorted(path.relative_to(root).as_posix() for path in paths if data in path.read_bytes())
 
 
 def check_right(url: str | Path, *, deep: bool = True) -> None:
-    """A dataset is whole, and nothing lies beside it."""
+    """Assert that a dataset verifies without problems and contains no extra files."""
     report = streamvid.verify_dataset(url, deep=deep, fresh=True)
     assert report.is_right and not report.extra, (report.problems, report.extra)

@@ -1,4 +1,4 @@
-"""Small sealed datasets without any video in them."""
+"""Small sealed datasets without videos."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tar_bytes(samples: list[tuple[str, dict[str, bytes]]]) -> bytes:
 
 
 def clip_offsets(tar: bytes) -> list[int]:
-    """Where the clips of a tar begin, in order."""
+    """Return the offsets of the clips in a tar, in order."""
     return [member.offset for member in scan_tar(io.BytesIO(tar)) if member.extension == "mp4"]
 
 
@@ -66,7 +66,7 @@ def shard_info(bucket: Bucket, number: int, num_samples: int, data: bytes, index
 
 @dataclass(frozen=True)
 class Part:
-    """A shard that is to be sealed: its tar, and the rows of its samples."""
+    """Shard to be sealed: its tar and the rows of its samples."""
 
     bucket: Bucket
     number: int
@@ -107,9 +107,9 @@ def seal_parts(
     has_shards: bool = True,
     **changes: Any,
 ) -> Manifest:
-    """Seal a dataset with a sample file that `change_index` returns, and with changes to the manifest's fields.
+    """Seal a dataset, passing its sample file through `change_index` and changing fields of its manifest.
 
-    A change of `manifest_counts`, `manifest_files` or `manifest_fingerprints` is a mapping of the fields that change.
+    `manifest_counts`, `manifest_files` and `manifest_fingerprints` are mappings of the fields to change.
     """
     store = LocalStore(root)
     groups = [RowGroup(part.bucket.id, part.number, part.split, part.rows) for part in parts]
@@ -128,7 +128,7 @@ def seal_parts(
 
 
 def seal(root: Path, counts: tuple[int, ...] = (2, 3, 1), **changes: Any) -> Manifest:
-    """Seal shards of these sample counts, the last in the second bucket; `changes` are those of `seal_parts`."""
+    """Seal shards with these sample counts, the last one in the second bucket; pass `changes` to `seal_parts`."""
     places = [(BUCKETS[0], number) for number in range(len(counts) - 1)] + [(BUCKETS[1], 0)]
     parts = [
         Part(bucket, number, tar_bytes([(f"a-{i}", {"mp4": b"mp4", "txt": b""}) for i in range(count)]), rows(count))
@@ -138,7 +138,7 @@ def seal(root: Path, counts: tuple[int, ...] = (2, 3, 1), **changes: Any) -> Man
 
 
 def edit_manifest(root: Path, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Change the manifest of a dataset or of features in place; its checksum fits what it says then."""
+    """Change the manifest of a dataset or of features in place, and update its checksum."""
     path = root / MANIFEST
     value: dict[str, Any] = json.loads(path.read_bytes())
     change(value)

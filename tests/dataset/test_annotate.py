@@ -1,4 +1,4 @@
-"""Captions and columns put into a sealed dataset: its tars and index as they were, its readers see what is new."""
+"""Tests of `annotate`, which adds captions and columns to a sealed dataset without changing its tars and index."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEYS = [f"s{shard}-{index}" for shard in range(6) for index in range(3)]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Six shards of three samples each, a column `score`."""
+    """Dataset of six shards of three samples each, with a column `score`."""
     seal_whole(tmp_path / "dataset")
     return tmp_path / "dataset"
 
@@ -49,8 +49,8 @@ ROWS = [
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet"])
-def test_columns_of_every_format_stand_beside_the_samples(root: Path, tmp_path: Path, suffix: str) -> None:
-    """Format 1.3: aligned row for row, typed as the sharder types; no file that was there has another byte."""
+def test_columns_of_every_format_are_added(root: Path, tmp_path: Path, suffix: str) -> None:
+    """Format 1.3: added columns are aligned row by row and typed as by the sharder; only the manifest is replaced."""
     before, old = tree_of(root), streamvid.open_dataset(root).manifest
     report = streamvid.annotate(root, write_rows(tmp_path / f"a{suffix}", ROWS))
     assert (report.state, report.num_annotated, report.num_samples, report.num_unmatched) == ("annotated", 10, 18, 0)
@@ -73,7 +73,7 @@ def test_columns_of_every_format_stand_beside_the_samples(root: Path, tmp_path: 
     assert streamvid.verify_dataset(root, deep=True).is_right
 
 
-def test_a_shard_and_the_whole_table_say_the_same(root: Path, tmp_path: Path) -> None:
+def test_shards_and_the_whole_table_agree(root: Path, tmp_path: Path) -> None:
     streamvid.annotate(root, write_rows(tmp_path / "a.csv", ROWS))
     dataset = streamvid.open_dataset(root)
     whole = dataset.samples_table()
@@ -88,14 +88,14 @@ def test_a_shard_and_the_whole_table_say_the_same(root: Path, tmp_path: Path) ->
         )
 
 
-def test_a_caption_column_may_be_a_column_like_others(root: Path, tmp_path: Path) -> None:
+def test_a_caption_column_may_be_an_ordinary_column(root: Path, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "a.csv", [{"key": KEYS[0], "caption": "one"}])
     report = streamvid.annotate(root, file, caption_column="")
     assert not report.has_captions and report.columns == ("caption",)
 
 
 def test_captions_change_where_the_file_has_one(root: Path, tmp_path: Path) -> None:
-    """Samples without a row, or with an empty cell, keep theirs; checksums go with the captions."""
+    """Samples without a row or with an empty cell keep their captions; caption checksums change with the captions."""
     file = write_rows(
         tmp_path / "a.jsonl",
         [
@@ -106,7 +106,7 @@ def test_captions_change_where_the_file_has_one(root: Path, tmp_path: Path) -> N
         ],
     )
     before = rows_of(root)
-    report = streamvid.annotate(root, file)  # a column called so holds captions
+    report = streamvid.annotate(root, file)  # a column named "caption" holds captions
     assert report.has_captions and report.columns == ()
     after = rows_of(root)
     assert [after[key]["text"] for key in KEYS[:5]] == ["one", "first", "words s0-2", "a", "words s1-1"]
@@ -116,20 +116,20 @@ def test_captions_change_where_the_file_has_one(root: Path, tmp_path: Path) -> N
         assert after[key]["text_sha256"] == hashlib.sha256(after[key]["text"].encode()).digest()
     same = [name for name in before[KEYS[0]] if name not in ("text", "text_sha256", "captions")]
     assert all(before[key][name] == after[key][name] for key in KEYS for name in same)
-    # One caption in place of several: these are gone.
+    # One caption replaces several, which are removed.
     streamvid.annotate(root, write_rows(tmp_path / "b.csv", [{"key": KEYS[1], "t": "12"}]), caption_column="t")
     row = rows_of(root)[KEYS[1]]
     assert (row["text"], row["captions"]) == ("12", None)
     assert streamvid.verify_dataset(root, deep=True).is_right
 
 
-def test_a_row_may_be_of_all_samples_of_a_source(root: Path, tmp_path: Path) -> None:
+def test_a_row_may_apply_to_all_samples_of_a_source(root: Path, tmp_path: Path) -> None:
     report = streamvid.annotate(root, write_rows(tmp_path / "a.csv", [{"path": "a.mp4", "motion": 1.5}]))
     assert report.num_annotated == 18 and report.num_rows == 1
     assert {row["user.motion"] for row in rows_of(root).values()} == {1.5}
 
 
-def test_values_that_are_there_change_only_when_that_is_asked_for(root: Path, tmp_path: Path) -> None:
+def test_existing_values_change_only_with_overwrite(root: Path, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "a.csv", [{"key": KEYS[0], "score": 7}, {"key": KEYS[1], "score": ""}])
     before = tree_of(root)
     with pytest.raises(ConfigError, match="already has a 'score' column.*overwrite"):
@@ -143,7 +143,7 @@ def test_values_that_are_there_change_only_when_that_is_asked_for(root: Path, tm
         streamvid.annotate(root, write_rows(tmp_path / "b.csv", [{"key": KEYS[0], "score": "high"}]), overwrite=True)
 
 
-def test_later_annotations_win_and_the_same_again_changes_nothing(root: Path, tmp_path: Path) -> None:
+def test_later_annotations_win_and_repeating_one_changes_nothing(root: Path, tmp_path: Path) -> None:
     first = write_rows(tmp_path / "a.csv", [{"key": key, "motion": 1} for key in KEYS])
     second = write_rows(tmp_path / "b.csv", [{"key": key, "motion": 2} for key in KEYS[:4]])
     streamvid.annotate(root, first)
@@ -156,7 +156,7 @@ def test_later_annotations_win_and_the_same_again_changes_nothing(root: Path, tm
     assert streamvid.verify_dataset(root, deep=True).is_right
 
 
-def test_rows_of_no_sample_are_counted_and_shown(root: Path, tmp_path: Path) -> None:
+def test_rows_that_match_no_sample_are_reported(root: Path, tmp_path: Path) -> None:
     rows = [{"key": KEYS[5], "motion": 1}, {"key": "gone-1", "motion": 2}, {"key": "gone-2", "motion": 3}]
     report = streamvid.annotate(root, write_rows(tmp_path / "a.csv", rows))
     assert (report.num_rows, report.num_annotated, report.num_unmatched) == (3, 1, 2)
@@ -180,7 +180,7 @@ def test_rows_of_no_sample_are_counted_and_shown(root: Path, tmp_path: Path) -> 
         ("", {}, SourceError, "has no columns: it is empty"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_invalid_input_is_refused_before_anything_is_written(
     root: Path, tmp_path: Path, text: str, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     before = tree_of(root)
@@ -190,8 +190,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert tree_of(root) == before
 
 
-def test_counts_of_a_filter_are_those_of_the_values_now(root: Path, tmp_path: Path) -> None:
-    """PLAN-6: counts are kept by content, and an annotation is another content."""
+def test_filter_counts_use_the_current_values(root: Path, tmp_path: Path) -> None:
+    """PLAN-6: counts are cached by content fingerprint, which an annotation changes."""
 
     def counted() -> int:
         dataset = streamvid.open_dataset(root)
@@ -205,8 +205,8 @@ def test_counts_of_a_filter_are_those_of_the_values_now(root: Path, tmp_path: Pa
     assert counted() == 4
 
 
-def test_the_sealed_index_stays_as_it_was(root: Path, tmp_path: Path) -> None:
-    """SHARD-2: the manifest names the new files, and the fingerprints of plan and base are the same."""
+def test_the_sealed_index_does_not_change(root: Path, tmp_path: Path) -> None:
+    """SHARD-2: the manifest lists the new files, and the fingerprints `plan` and `base` do not change."""
     before = json.loads((root / MANIFEST).read_bytes())
     streamvid.annotate(root, write_rows(tmp_path / "a.csv", ROWS))
     after = json.loads((root / MANIFEST).read_bytes())
@@ -233,12 +233,12 @@ def test_every_kind_of_dataset_can_be_annotated(tmp_path: Path, name: str) -> No
 
 
 def test_copies_take_later_columns_along(root: Path, tmp_path: Path) -> None:
-    """The same dataset before and after: columns come along, and are never lost without a word."""
+    """Copying again adds later columns; columns that only the copy has are never lost silently."""
     copy = tmp_path / "copy"
     streamvid.copy_dataset(root, copy, journal=tmp_path / "j")
     streamvid.annotate(root, write_rows(tmp_path / "a.csv", ROWS))
     report = streamvid.copy_dataset(root, copy, journal=tmp_path / "j")
-    assert (report.state, report.num_copied) == ("repaired", 2)  # the file of columns and the manifest
+    assert (report.state, report.num_copied) == ("repaired", 2)  # the columns file and the manifest
     assert rows_of(copy) == rows_of(root) and streamvid.verify_dataset(copy, deep=True).is_right
     assert streamvid.copy_dataset(root, copy, journal=tmp_path / "j").state == "already there"
     streamvid.annotate(copy, write_rows(tmp_path / "b.csv", [{"key": KEYS[0], "more": 1}]))
@@ -247,8 +247,8 @@ def test_copies_take_later_columns_along(root: Path, tmp_path: Path) -> None:
     assert "user.more" in rows_of(copy)[KEYS[0]]
 
 
-def test_damage_of_a_file_of_columns_is_found(root: Path, tmp_path: Path) -> None:
-    """SAFE-1: no wrong byte changes a value without a word."""
+def test_damage_to_a_columns_file_is_found(root: Path, tmp_path: Path) -> None:
+    """SAFE-1: a damaged byte never changes a value silently."""
     streamvid.annotate(root, write_rows(tmp_path / "a.csv", ROWS))
     (path,) = root.glob("index/columns-*.parquet")
     flip(path, path.stat().st_size // 3)
@@ -257,7 +257,7 @@ def test_damage_of_a_file_of_columns_is_found(root: Path, tmp_path: Path) -> Non
     dataset = streamvid.open_dataset(root)
     with pytest.raises(IntegrityError, match="columns-"):
         dataset.samples(dataset.shards[0], ["user.motion"])
-    assert dataset.samples(dataset.shards[0], ["key"]).num_rows == 3  # what is whole is read
+    assert dataset.samples(dataset.shards[0], ["key"]).num_rows == 3  # undamaged columns can still be read
     for deep in (False, True):
         report = streamvid.verify_dataset(root, deep=deep)
         assert [(p.path, p.what, p.num_keys) for p in report.problems] == [(f"index/{path.name}", "checksum", 18)]
@@ -265,8 +265,8 @@ def test_damage_of_a_file_of_columns_is_found(root: Path, tmp_path: Path) -> Non
     assert [p.what for p in streamvid.verify_dataset(root).problems] == ["missing"]
 
 
-def test_a_file_of_other_rows_is_found(root: Path, tmp_path: Path) -> None:
-    """Right checksums everywhere, and rows that are of other samples: `verify --deep` tells."""
+def test_a_columns_file_with_swapped_rows_is_found(root: Path, tmp_path: Path) -> None:
+    """All checksums are correct, but the rows belong to other samples: `verify --deep` reports them."""
     streamvid.annotate(root, write_rows(tmp_path / "a.csv", ROWS))
     (path,) = root.glob("index/columns-*.parquet")
     table = pq.ParquetFile(path)
@@ -321,13 +321,13 @@ def run(root: Path, file: Path, moment: int) -> subprocess.CompletedProcess[str]
     return run_python(RUN, root, file, moment, check=False)
 
 
-def test_killed_at_any_write_it_is_the_old_dataset_or_the_new_one(root: Path, tmp_path: Path) -> None:
-    """SHARD-2: kill -9 before and after each write; the same command ends the same, and leaves nothing behind."""
+def test_a_kill_at_any_write_leaves_the_old_dataset_or_the_new_one(root: Path, tmp_path: Path) -> None:
+    """SHARD-2: after kill -9 before or after any write, the same command ends with exactly the same files."""
     file = write_rows(tmp_path / "a.csv", [{"key": key, "motion": 1, "t": f"new {key}"} for key in KEYS])
     before, ends = tree_of(root), set()
     for moment in range(1, 20):
         done = run(root, file, moment)
-        texts = {row["text"] for row in rows_of(root).values()}  # whole, whichever it is
+        texts = {row["text"] for row in rows_of(root).values()}  # complete, either old or new
         assert texts in ({f"words {key}" for key in KEYS}, {f"new {key}" for key in KEYS})
         if done.returncode == 0:
             break
@@ -340,11 +340,11 @@ def test_killed_at_any_write_it_is_the_old_dataset_or_the_new_one(root: Path, tm
         for path in set(tree_of(root)) - set(before):
             (root / path).unlink()
         (root / MANIFEST).write_bytes(before[MANIFEST])
-    assert len(ends) == 1 and moment >= 11  # lease, file, both versions, manifest, the lease's removal
+    assert len(ends) == 1 and moment >= 11  # lease, columns file, both versions, manifest, removal of the lease
 
 
-def test_two_annotations_at_once_both_stand_or_one_is_refused(root: Path, tmp_path: Path) -> None:
-    """One manifest counts: whoever is late is told, and its command run again ends well."""
+def test_concurrent_annotations_succeed_or_are_refused(root: Path, tmp_path: Path) -> None:
+    """Only one manifest is published at a time: a late writer raises, and its command succeeds when run again."""
     files = [
         write_rows(tmp_path / f"{n}.csv", [{"key": key, f"column_{n}": number} for number, key in enumerate(KEYS)])
         for n in range(4)
@@ -373,7 +373,7 @@ def test_two_annotations_at_once_both_stand_or_one_is_refused(root: Path, tmp_pa
 
 
 def test_a_manifest_with_wrong_groups_is_refused(root: Path, tmp_path: Path) -> None:
-    """SAFE-1: files that are not there, too few of them, types that no column has."""
+    """SAFE-1: missing files, too few files, and invalid column types are refused."""
     streamvid.annotate(root, write_rows(tmp_path / "a.csv", ROWS))
     whole = (root / MANIFEST).read_bytes()
     changes: list[dict[str, Any]] = [{"files": files} for files in (["index/none.parquet"], [], 5)]
@@ -388,10 +388,10 @@ def test_a_manifest_with_wrong_groups_is_refused(root: Path, tmp_path: Path) -> 
             streamvid.open_dataset(root)
 
 
-def test_a_dataset_in_a_bucket_is_annotated_as_one_on_disk(
+def test_a_dataset_in_a_bucket_is_annotated_like_one_on_disk(
     root: Path, tmp_path: Path, moto_server: S3Server, s3_env: S3Env
 ) -> None:
-    """The same files and the same manifest; nothing else is left in the bucket."""
+    """The bucket contains the same files and the same manifest as the folder, and nothing else."""
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(root, bucket, "ds/")

@@ -1,4 +1,4 @@
-"""`copy` moves a dataset whole or not at all, proves each byte of it, and goes on where it was killed."""
+"""Tests of `copy`, which copies a dataset completely or not at all, verifies every byte, and resumes after a kill."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ FILES = sorted(tree_of(NATIVE))
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_copy_has_the_same_bytes(name: str, tmp_path: Path) -> None:
-    """Every kind of clips; a second time nothing is copied, and nothing is left behind. Earlier versions stay behind."""
+    """Every kind of clip is copied, without earlier versions. A second run copies nothing, and no temporary file
+    remains."""
     report = copy_dataset(FROZEN / name, tmp_path / "to" / "dataset", journal=tmp_path / "journal")
     tree = tree_of_newest(FROZEN / name)
     assert tree_of(tmp_path / "to" / "dataset") == tree
@@ -50,7 +51,7 @@ def test_a_copy_has_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 
 def test_a_copy_loads_the_same_batches(tmp_path: Path) -> None:
-    """PLAN-1, FETCH-2: plan, keys, captions and pixels."""
+    """PLAN-1, FETCH-2: the copy has the same plan, keys, captions and pixels."""
     copy_dataset(NATIVE, tmp_path / "dataset", journal=tmp_path)
     settings = {"batch_size": 1, "num_epochs": 2, "num_workers": 0, "output": {"pixels": "yuv420p", "layout": "BTHWC"}}
     with (
@@ -62,7 +63,7 @@ def test_a_copy_loads_the_same_batches(tmp_path: Path) -> None:
 
 
 def test_the_manifest_is_last_and_no_reader_sees_half_a_dataset(tmp_path: Path) -> None:
-    """SHARD-2: until everything else is there, there is no dataset."""
+    """SHARD-2: dest is not a dataset until all other files are complete."""
     seal_whole(tmp_path / "source", 5)
     dest = Watched(LocalStore(tmp_path / "dest"))
 
@@ -78,7 +79,8 @@ def test_the_manifest_is_last_and_no_reader_sees_half_a_dataset(tmp_path: Path) 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from([name for name in FILES if name != "manifest.json"]), place=st.integers(0, 10**6))
 def test_a_damaged_source_is_never_sealed(tmp_path_factory: pytest.TempPathFactory, name: str, place: int) -> None:
-    """Any byte of any file: the error names it, nothing at dest is a dataset; repaired, the same copy goes on."""
+    """A damaged byte in any file raises an error that names the file, and seals nothing. After a repair the copy
+    resumes."""
     base = tmp_path_factory.mktemp("damaged")
     source, dest = base / "source", base / "dest"
     shutil.copytree(NATIVE, source)
@@ -93,8 +95,8 @@ def test_a_damaged_source_is_never_sealed(tmp_path_factory: pytest.TempPathFacto
     shutil.rmtree(base)
 
 
-def test_bytes_that_went_wrong_on_their_way_are_read_again(tmp_path: Path) -> None:
-    """FETCH-1: a flipped byte costs a second read, and never reaches dest."""
+def test_bytes_corrupted_in_transit_are_read_again(tmp_path: Path) -> None:
+    """FETCH-1: a flipped byte costs a second read and never reaches dest."""
     seal_whole(tmp_path / "source", 5)
     source, seen = Watched(LocalStore(tmp_path / "source")), set()
 
@@ -110,7 +112,7 @@ def test_bytes_that_went_wrong_on_their_way_are_read_again(tmp_path: Path) -> No
 
 
 def test_another_dataset_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    """Nothing at dest is changed then."""
+    """A refused copy changes nothing at dest."""
     for name, error in (("other", SealedError), ("foreign", DatasetError)):
         dest = tmp_path / name
         if name == "other":
@@ -150,13 +152,13 @@ def test_missing_and_short_files_of_the_same_dataset_are_repaired(tmp_path: Path
         repaired(tmp_path / f"b{number}", lambda dest, name=name: (dest / name).write_bytes(b"x"))  # type: ignore[misc]
 
 
-def test_wrong_bytes_of_the_right_size_are_repaired_where_they_are_looked_for(tmp_path: Path) -> None:
+def test_wrong_bytes_of_the_right_size_are_repaired_with_check_existing(tmp_path: Path) -> None:
     (tar, *_) = tars(NATIVE)
     repaired(tmp_path, lambda dest: flip(dest / tar, 900), check_existing=True)
 
 
 def test_a_damaged_manifest_is_repaired(tmp_path: Path) -> None:
-    """Files' names tell that it is the same dataset; until it is whole again, there is none."""
+    """The file names identify the dataset, so only the manifest is copied again."""
     dest = tmp_path / "dest"
     shutil.copytree(NATIVE, dest)
     flip(dest / "manifest.json", 300, 0x80)
@@ -164,8 +166,8 @@ def test_a_damaged_manifest_is_repaired(tmp_path: Path) -> None:
     assert tree_of(dest) == tree_of(NATIVE) and report.num_copied == 1
 
 
-def test_files_of_an_unsealed_dest_are_trusted_only_as_read(tmp_path: Path) -> None:
-    """Of the right size and with wrong bytes, left by nobody knows whom: put again, or proved by reading."""
+def test_files_of_an_unsealed_dest_are_not_trusted(tmp_path: Path) -> None:
+    """Leftover files are copied again; with `check_existing` they are read, and only wrong ones are copied."""
     for check in (False, True):
         dest = tmp_path / f"dest{check}"
         shutil.copytree(NATIVE, dest)
@@ -176,7 +178,7 @@ def test_files_of_an_unsealed_dest_are_trusted_only_as_read(tmp_path: Path) -> N
         assert report.num_copied == (2 if check else len(FILES))
 
 
-def test_an_error_leaves_nothing_but_what_the_next_run_goes_on_from(tmp_path: Path) -> None:
+def test_a_failed_copy_resumes(tmp_path: Path) -> None:
     seal_whole(tmp_path / "source", 8)
     dest = Watched(LocalStore(tmp_path / "dest"))
 
@@ -196,8 +198,8 @@ def test_an_error_leaves_nothing_but_what_the_next_run_goes_on_from(tmp_path: Pa
     assert report.num_kept == len(before) and not before & set(dest.puts)
 
 
-def test_a_file_that_was_changed_since_is_put_again(tmp_path: Path) -> None:
-    """The journal of a killed copy vouches for files as they were, and for no others."""
+def test_a_file_that_changed_after_an_interrupt_is_copied_again(tmp_path: Path) -> None:
+    """The journal of an interrupted copy vouches only for files that have not changed since."""
     seal_whole(tmp_path / "source", 8)
 
     def stop(phase: str, done: int, total: int) -> None:
@@ -228,8 +230,9 @@ def run(*order: object, env: dict[str, str] | None = None) -> subprocess.Complet
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(25, marks=pytest.mark.slow)])
-def test_a_copy_that_is_killed_goes_on(tmp_path: Path, count: int) -> None:
-    """SHARD-2: kill -9 at seeded moments. No manifest before the end, and no file is copied twice but those in flight."""
+def test_a_killed_copy_resumes(tmp_path: Path, count: int) -> None:
+    """SHARD-2: after kill -9 at seeded moments there is no manifest before the end, and only files in flight are copied
+    twice."""
     source, dest, rng = tmp_path / "source", tmp_path / "dest", random.Random(count)
     seal_whole(source, 60, clip_bytes=32_000)
     kills = 0
@@ -239,19 +242,19 @@ def test_a_copy_that_is_killed_goes_on(tmp_path: Path, count: int) -> None:
         done = run(source, dest, tmp_path / "journal", tmp_path, moment, rng.choice([0.0, 0.002, 0.01]))
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         kills += done.returncode != 0
-        if (dest / "manifest.json").exists():  # a kill may come between the manifest and the process's end
+        if (dest / "manifest.json").exists():  # the kill may come after the manifest is written
             assert tree_of(dest) == tree_of(source)
         else:
             assert done.returncode != 0
         again = sum(path.stat().st_ino != status.st_ino for path, status in before.items())
-        assert again <= 3  # one a worker: there, and not yet in the journal
+        assert again <= 3  # one per worker: written, but not yet in the journal
     assert kills >= count // 2
     assert run(source, dest, tmp_path / "journal", tmp_path, -1, 0).returncode == 0
     assert tree_of(dest) == tree_of(source)
     assert not list((tmp_path / "journal").iterdir())
 
 
-def test_two_copies_of_the_same_never_run_at_once(tmp_path: Path) -> None:
+def test_two_copies_of_the_same_dataset_never_run_at_once(tmp_path: Path) -> None:
     seal_whole(tmp_path / "source")
     refused = []
 
@@ -265,8 +268,8 @@ def test_two_copies_of_the_same_never_run_at_once(tmp_path: Path) -> None:
     assert refused and tree_of(tmp_path / "dest") == tree_of(tmp_path / "source")
 
 
-def test_what_lies_in_the_way_is_not_deleted(tmp_path: Path) -> None:
-    """A folder of the name that files on their way go to, with somebody's files in it."""
+def test_a_foreign_scratch_directory_is_not_deleted(tmp_path: Path) -> None:
+    """A directory that has the name of the scratch directory but contains a user's files is refused."""
     (tmp_path / "dest" / SCRATCH).mkdir(parents=True)
     (tmp_path / "dest" / SCRATCH / "thesis.txt").write_text("mine")
     with pytest.raises(StorageError, match="is not the scratch directory of an earlier copy"):
@@ -275,9 +278,9 @@ def test_what_lies_in_the_way_is_not_deleted(tmp_path: Path) -> None:
 
 
 def test_disk_bucket_bucket_disk(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
-    """SHARD-2, FETCH-2: through two buckets and memory the bytes stay the same; no upload and no temporary file stays.
+    """SHARD-2, FETCH-2: bytes stay the same through two buckets and memory; no upload and no temporary file remains.
 
-    Tars of more than a part, so that they go up in parts.
+    The tars exceed the part size, so they are uploaded in parts.
     """
     s3_env(moto_server)
     seal_whole(tmp_path / "dataset", 2, clip_bytes=6 * 2**20)
@@ -295,8 +298,8 @@ def test_disk_bucket_bucket_disk(tmp_path: Path, moto_server: S3Server, s3_env: 
     assert not moto_server.uploads(bucket) and not list((tmp_path / "temp").iterdir())
 
 
-def test_a_copy_to_a_bucket_that_is_killed_goes_on(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
-    """kill -9 while files go up; what an unfinished upload left is given up at the end."""
+def test_a_killed_copy_to_a_bucket_resumes(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
+    """The copy is killed with kill -9 during uploads; unfinished uploads are aborted at the end."""
     env = s3_env(moto_server)
     seal_whole(tmp_path / "source", 20, clip_bytes=32_000)
     bucket = moto_server.new_bucket()
@@ -318,7 +321,8 @@ def test_a_copy_to_a_bucket_that_is_killed_goes_on(tmp_path: Path, moto_server: 
 def test_copy_and_verify_through_faults(
     tmp_path: Path, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, seed: int
 ) -> None:
-    """FETCH-1, SHARD-2: every fault that the proxy knows on a tenth of requests: the bytes are right, and found so."""
+    """FETCH-1, SHARD-2: with every kind of proxy fault on a tenth of the requests, the copied bytes are correct and
+    verify."""
     proxy = fault_proxy(moto_server, fault_rate=0.1, seed=seed, stall_s=0.5, slow_s=0.5)
     s3_env(moto_server.behind(proxy))
     seal_whole(tmp_path / "source", 12, clip_bytes=60_000)
@@ -332,10 +336,11 @@ def test_copy_and_verify_through_faults(
     assert sum(proxy.counts().faults.values()) > 10
 
 
-def test_a_bucket_that_answers_no_more_is_an_error_in_time(
+def test_a_bucket_that_stops_answering_is_an_error_within_the_deadline(
     tmp_path: Path, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory
 ) -> None:
-    """FETCH-1: within the deadline, of source, dest and of what is verified; it is no finding. The same call goes on."""
+    """FETCH-1: the source, dest or verified dataset stops answering. This is an error, not a finding, and the same call
+    resumes."""
     proxy = fault_proxy(moto_server)
     s3_env(moto_server.behind(proxy))
     seal_whole(tmp_path / "source", 12)
@@ -359,7 +364,7 @@ def test_a_bucket_that_answers_no_more_is_an_error_in_time(
 
 
 def test_a_real_object_store(tmp_path: Path, rgw: Rgw, s3_env: S3Env) -> None:
-    """SHARD-2 against Ceph RGW: parts and all; whoever may not read or write is told so at once."""
+    """SHARD-2 with multipart uploads on Ceph RGW; missing read or write permission is reported at once."""
     s3_env(rgw)
     seal_whole(tmp_path / "source", 2, clip_bytes=6 * 2**20)
     bucket = rgw.new_bucket()
@@ -379,8 +384,8 @@ def test_a_real_object_store(tmp_path: Path, rgw: Rgw, s3_env: S3Env) -> None:
             refused()
 
 
-def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
-    """SAFE-1: a link where the folder would be made, as anybody can lay one into /tmp."""
+def test_a_foreign_temporary_directory_is_not_used(tmp_path: Path) -> None:
+    """SAFE-1: a symbolic link in place of the directory, which any user can create in /tmp, is refused."""
     (tmp_path / "temp").mkdir()
     (tmp_path / "elsewhere").mkdir()
     seal_whole(tmp_path / "source", 1, clip_bytes=8 * 2**20)
@@ -401,7 +406,7 @@ def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None
 
 
 def test_equal_datasets_in_two_places_do_not_share_a_scratch_folder(tmp_path: Path) -> None:
-    """Both may be compacted or merged on one machine at the same time."""
+    """Equal datasets may be compacted or merged on one machine at the same time."""
     stores = [open_store(f"memory://scratch-{name}") for name in "ab"]
     with scratch_folder(stores[0], "same", tmp_path) as first, scratch_folder(stores[1], "same", tmp_path) as second:
         assert first.is_dir() and second.is_dir() and first != second

@@ -1,4 +1,4 @@
-"""Conditions on columns: what they mean, what is refused, and counts that are kept."""
+"""Tests of filter conditions: their meaning, their errors, and cached counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TYPES = {"score": "double", "year": "int64", "place": "string", "good": "bool", 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """One shard, with a user's column of each type; their `fps` is not the index'."""
+    """Dataset with a user column of each type; the user column `fps` hides the index column of that name."""
     root = tmp_path_factory.mktemp("dataset")
     values: list[dict[str, Any]] = [
         {"score": 6.0, "year": 2001, "place": "a b", "good": True, "my col": 1.0, "fps": 7},
@@ -87,7 +87,7 @@ def test_conditions(dataset: Dataset, text: str, rows: list[int]) -> None:
 
 
 def test_equal_conditions_have_one_text(dataset: Dataset) -> None:
-    """PLAN-6: and so one fingerprint and one entry in the cache."""
+    """PLAN-6: equal conditions therefore share one fingerprint and one cache entry."""
     texts = [
         "score>5 and place in ('b','a')",
         '((score) > 5)\tand place in ["a", "b", "a"]',
@@ -131,7 +131,7 @@ def test_equal_conditions_have_one_text(dataset: Dataset) -> None:
         ("contains(score, 'a')", "requires a text column and quoted text"),
     ],
 )
-def test_what_is_wrong_is_named_with_place_and_remedy(dataset: Dataset, text: str, says: str) -> None:
+def test_errors_name_the_position_and_a_remedy(dataset: Dataset, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_filter(text, dataset)
 
@@ -154,14 +154,14 @@ def chain(depth: int) -> str:
 
 @pytest.mark.parametrize("text", [*HOSTILE, chain(25)], ids=lambda text: ascii(text[:20]))
 def test_hostile_texts_are_config_errors(dataset: Dataset, text: str) -> None:
-    """SAFE-1: nothing runs, nothing is large, and the message stays short."""
+    """SAFE-1: no code runs, no large value is computed, and the message stays short."""
     with pytest.raises(ConfigError) as error:
         parse_filter(text, dataset)
     assert len(str(error.value)) < 1500
 
 
 @pytest.mark.parametrize("value", [None, 5, b"score > 5", ["score > 5"]])
-def test_what_is_no_text(dataset: Dataset, value: Any) -> None:
+def test_a_filter_that_is_not_text_is_refused(dataset: Dataset, value: Any) -> None:
     with pytest.raises(ConfigError, match=r"must be text; write a condition such as 'aesthetic > 5'"):
         parse_filter(value, dataset)
 
@@ -171,7 +171,7 @@ def test_what_is_no_text(dataset: Dataset, value: Any) -> None:
 )
 @settings(max_examples=300)
 def test_any_text_is_a_filter_or_a_config_error(dataset: Dataset, text: str) -> None:
-    """SAFE-1."""
+    """SAFE-1: no other exception is raised."""
     try:
         parsed = parse_filter(text, dataset)
     except ConfigError:
@@ -179,7 +179,7 @@ def test_any_text_is_a_filter_or_a_config_error(dataset: Dataset, text: str) -> 
     assert parse_filter(parsed.text, dataset) == parsed
 
 
-# Against Python, row by row: None is "not known".
+# Comparison with Python, row by row. None means "not known".
 
 COLUMNS = {"i": st.integers(-3, 3), "j": st.integers(-(2**63), 2**63 - 1), "x": st.floats(width=32), "s": st.sampled_from(["", "a", "ab", "é"]), "b": st.booleans()}  # fmt: skip
 ROWS = st.lists(st.fixed_dictionaries({k: st.none() | v for k, v in COLUMNS.items()}), max_size=8)
@@ -295,8 +295,10 @@ def python_compare(sign: str, a: str, b: str) -> bool:
 
 @given(ROWS, TREES)
 @settings(max_examples=400)
-def test_any_condition_means_what_python_means(table_dataset: Dataset, rows: list[dict[str, Any]], tree: Tree) -> None:
-    """Nulls, NaN, integers to 64 bits, text and truth values, judged by plain Python row by row."""
+def test_any_condition_gives_the_same_result_as_python(
+    table_dataset: Dataset, rows: list[dict[str, Any]], tree: Tree
+) -> None:
+    """Nulls, NaN, 64-bit integers, text and Booleans are compared with plain Python row by row."""
     text = write(tree)
     try:
         parsed = parse_filter(text, table_dataset)
@@ -314,25 +316,25 @@ def table_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return dataset_of(tmp_path_factory.mktemp("table"), [{}], types)
 
 
-def test_a_file_with_other_types_is_an_error_that_says_so(dataset: Dataset) -> None:
+def test_a_file_with_other_column_types_is_refused(dataset: Dataset) -> None:
     parsed = parse_filter("score > 5", dataset)
     for table in (pa.table({"user.score": ["a"]}), pa.table({"x": [1]})):
         with pytest.raises(DatasetError, match="columns of an index file differ"):
             parsed.matching(table)
 
 
-# Counts.
+# Cached counts.
 
 
 @pytest.fixture
 def counted(tmp_path: Path) -> Dataset:
-    """Shards of 4, 9 and 2 samples, whose scores count from 0."""
+    """Dataset with shards of 4, 9 and 2 samples, whose scores count from 0."""
     seal(tmp_path / "dataset", (4, 9, 2))
     return open_dataset(tmp_path / "dataset")
 
 
 def test_counts_of_any_shards_come_from_one_scan(counted: Dataset, tmp_path: Path) -> None:
-    """PLAN-6: the second question reads the cache alone: the index is gone by then."""
+    """PLAN-6: the second query reads only the cache, because the index files have been deleted."""
     parsed = parse_filter("score >= 1 and score < 5", counted)
     shards = counted.shards
     counts = count_matches(counted, shards[:2], parsed, tmp_path / "cache")
@@ -358,7 +360,7 @@ def test_a_damaged_cache_is_scanned_again(counted: Dataset, tmp_path: Path) -> N
         assert entry.read_bytes() == data
 
 
-def test_counts_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
+def test_impossible_cached_counts_are_ignored(tmp_path: Path) -> None:
     cache, most = CountCache.of(tmp_path, "f" * 64, "x"), np.array([3, 4], np.int64)
     cache.write(np.array([3, 0], np.int64))
     read = cache.read(most)
@@ -368,7 +370,7 @@ def test_counts_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
         assert cache.read(most) is None
 
 
-def test_a_folder_that_cannot_be_written_costs_a_scan_and_no_more(
+def test_an_unwritable_cache_folder_only_costs_a_scan(
     counted: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -385,7 +387,7 @@ def test_the_users_cache_folder(counted: Dataset, tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "xdg" / "streamvid" / "filters").glob("*.counts"))
 
 
-def test_another_dataset_or_condition_is_another_entry(tmp_path: Path) -> None:
+def test_each_dataset_and_condition_has_its_own_entry(tmp_path: Path) -> None:
     for number, sizes in enumerate([(2, 2), (2, 3), (2, 2, 1)]):
         seal(tmp_path / str(number), sizes)
         dataset = open_dataset(tmp_path / str(number))
@@ -414,7 +416,7 @@ print(count_matches(dataset, dataset.shards, parse_filter("score >= 1", dataset)
 
 
 def test_processes_that_start_together_scan_once(counted: Dataset, tmp_path: Path) -> None:
-    """PLAN-6: ranks of one machine; whoever held the lock and was killed frees it."""
+    """PLAN-6: only one process per machine scans, and the lock of a killed process is released."""
     parsed = parse_filter("score >= 1", counted)
     cache = CountCache.of(tmp_path / "cache", counted.manifest.fingerprints.content, parsed.text)
     hold = [sys.executable, "-c", HOLD, str(cache.path), cache.header.decode()]
@@ -433,9 +435,9 @@ def test_processes_that_start_together_scan_once(counted: Dataset, tmp_path: Pat
 
 
 def is_waiting(pid: int) -> bool:
-    """Whether a process has the lock's file open, and so waits for it."""
+    """Return whether a process has the lock file open and is therefore waiting for the lock."""
     for file in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             if str(file.readlink()).endswith(".lock"):
                 return True
     return False

@@ -1,4 +1,4 @@
-"""Datasets and features of format 1, sealed once: they load for ever, and mean the same (see frozen.py)."""
+"""Tests of the frozen datasets and features of format 1: they stay readable and keep their meaning (see frozen.py)."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def expected() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_manifest_index_and_packets(name: str, expected: dict[str, Any]) -> None:
-    """SHARD-2: the fields of the manifest, every row of the index, and every packet."""
+    """SHARD-2: the fields of the manifest, every row of the index, and every packet are unchanged."""
     assert facts(name) == expected["facts"][name]
     assert streamvid.verify_dataset(FROZEN / name, deep=True).is_right
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_manifest_is_written_as_it_was(name: str) -> None:
+def test_a_manifest_is_written_unchanged(name: str) -> None:
     dataset = streamvid.open_dataset(FROZEN / name)
     manifest = dataset.manifest
     assert manifest_to_json(manifest) == (FROZEN / name / "manifest.json").read_bytes()
@@ -51,7 +51,7 @@ def test_a_manifest_is_written_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_tars_hold_what_the_index_says(name: str) -> None:
+def test_tars_match_the_index(name: str) -> None:
     dataset = streamvid.open_dataset(FROZEN / name)
     for shard in dataset.shards:
         data = (FROZEN / name / shard.path).read_bytes()
@@ -66,8 +66,8 @@ def test_tars_hold_what_the_index_says(name: str) -> None:
             assert hashlib.sha256(clip).digest() == row["clip_sha256"]
 
 
-def test_the_copy_holds_what_it_should(expected: dict[str, Any]) -> None:
-    """What makes this dataset worth freezing is in it."""
+def test_the_copy_covers_the_format(expected: dict[str, Any]) -> None:
+    """This dataset contains everything that makes it worth freezing."""
     manifest, samples = expected["facts"]["copy"]["manifest"], expected["facts"]["copy"]["samples"]
     assert manifest["draws"] and manifest["columns"] and manifest["frame_rate"]["fps"] == "12"
     assert set(manifest["media"]) == {"control", "matte"}
@@ -80,18 +80,18 @@ def test_the_copy_holds_what_it_should(expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_batches_of_three_epochs(name: str, expected: dict[str, Any]) -> None:
-    """PLAN-1, SAMPLE-1, SAMPLE-2: draws, order, captions, windows, rates and stored bytes."""
+    """PLAN-1, SAMPLE-1, SAMPLE-2: draws, order, captions, windows, rates and stored bytes are unchanged."""
     assert plain(stored_batches(name)) == expected["batches"][name]
 
 
 def test_decoded_pictures(expected: dict[str, Any]) -> None:
-    """YUV-1: H.264 decodes to the same planes everywhere, and integer arithmetic makes RGB of them."""
+    """YUV-1: H.264 decodes to the same planes everywhere, and integer arithmetic converts them to RGB."""
     assert plain(decoded_batches()) == expected["decoded"]
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_saved_state_resumes(name: str, expected: dict[str, Any]) -> None:
-    """PLAN-5: it is saved as it was, and the remaining batches are those of the uninterrupted run."""
+    """PLAN-5: the state round-trips, and the remaining batches equal those of an uninterrupted run."""
     state = expected["states"][name]
     assert plain(state_after(name, BATCHES_BEFORE_STATE)) == state
     with loader(name) as batches:
@@ -101,7 +101,7 @@ def test_a_saved_state_resumes(name: str, expected: dict[str, Any]) -> None:
 
 
 def test_conditioning_inputs_and_later_columns() -> None:
-    """Each control video has its clip's shape; a mask has one channel; later values are delivered."""
+    """Each control video has its clip's shape, a mask has one channel, and columns added later are delivered."""
     asked = {"columns": ("motion", "aesthetic"), "media": ("control", "matte")}
     with loader("copy", output={"decode": True}, num_epochs=1, **asked) as batches:
         for batch in batches:
@@ -113,6 +113,6 @@ def test_conditioning_inputs_and_later_columns() -> None:
             assert later is None or (batch.motion.item(), batch.aesthetic.item()) == later
 
 
-def test_features_are_what_they_were(expected: dict[str, Any]) -> None:
+def test_features_are_unchanged(expected: dict[str, Any]) -> None:
     assert plain(features()) == expected["features"]
     open_sidecar(FROZEN / "features").check_base(streamvid.open_dataset(FROZEN / "native"))

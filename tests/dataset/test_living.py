@@ -1,4 +1,4 @@
-"""Datasets that change: samples are removed, compacted and merged, and every version is what it says."""
+"""Tests of changes to datasets: removal, compaction, merging and versions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = [f"c{clip}" for clip in range(8)]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Eight samples in four shards of two buckets."""
+    """Dataset of eight samples in four shards of two buckets."""
     seal_living(tmp_path / "dataset", range(8))
     return tmp_path / "dataset"
 
@@ -94,7 +94,7 @@ def test_keys_are_read_from_a_file(root: Path, tmp_path: Path, suffix: str) -> N
     assert {clip.key for clip in streamvid.remove(root, keys=file).removed} == {"c1", "c2"}
 
 
-def test_a_selection_that_cannot_be_is_refused(root: Path, tmp_path: Path) -> None:
+def test_an_invalid_selection_is_refused(root: Path, tmp_path: Path) -> None:
     before = tree_of(root)
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "other.csv").write_text("name\nx\n")
@@ -123,7 +123,7 @@ def test_a_dataset_can_lose_all_samples(root: Path) -> None:
 
 
 def test_other_samples_with_the_same_clip_are_named(tmp_path: Path) -> None:
-    """A takedown of a clip must know of its copies."""
+    """A takedown of a clip must account for its copies."""
     seal_drawn(tmp_path / "d", range(2))
     shutil.copytree(tmp_path / "d", tmp_path / "e")
     report = streamvid.remove(tmp_path / "d", keys=["c0-b0"])
@@ -135,10 +135,10 @@ def test_other_samples_with_the_same_clip_are_named(tmp_path: Path) -> None:
 
 
 def test_after_a_compaction_no_file_contains_the_bytes(root: Path, tmp_path: Path) -> None:
-    """A tar of an earlier version, and one that an earlier compaction merged, lose the bytes too."""
+    """The bytes are also removed from a tar of an earlier version and from a tar that an earlier compaction wrote."""
     cache = tmp_path / "cache"
     storage: dict[str, Any] = {"cache_dir": str(cache), "cache_bytes": 10**9}
-    streamvid.compact(root)  # merges all shards of a bucket; the old ones stay for version 1
+    streamvid.compact(root)  # merges all shards of a bucket; the old shards stay for version 1
     streamvid.remove(root, keys=["c0", "c5"])
     assert len(files_with(root, clip_of("c0"))) == 2
     report = streamvid.compact(root, storage=storage)
@@ -149,7 +149,7 @@ def test_after_a_compaction_no_file_contains_the_bytes(root: Path, tmp_path: Pat
     check_right(root)
     assert streamvid.verify_dataset(root, deep=True).removed_in == ()
     old = streamvid.verify_dataset(f"{root}@1", deep=True)
-    assert old.is_right and (old.num_removed, old.num_moved) == (2, 2)  # two other tars stay
+    assert old.is_right and (old.num_removed, old.num_moved) == (2, 2)  # two other tars remain
     again = streamvid.compact(root)
     assert (again.state, again.deleted, number(root)) == ("nothing to do", (), 4)
 
@@ -203,7 +203,7 @@ def test_shards_of_half_the_target_stay(root: Path) -> None:
 
 
 def test_other_readers_read_every_version(root: Path) -> None:
-    """webdataset reads the tars; Megatron-Energon's files fit them."""
+    """webdataset reads the tars, and Megatron-Energon's files match them."""
     streamvid.remove(root, keys=["c0"])
     streamvid.compact(root)
     for version in (1, 3):
@@ -225,10 +225,10 @@ def test_other_readers_read_every_version(root: Path) -> None:
 
 
 def test_draw_sets_stay_consistent(tmp_path: Path) -> None:
-    """A clip leaves all buckets of its set; an emptied shard divides the set; shards are rewritten one to one."""
+    """A clip leaves all buckets of its set, an emptied shard splits the set, and shards are rewritten one to one."""
     root = tmp_path / "d"
     seal_drawn(root, range(6))
-    streamvid.remove(root, keys=["c2-b0", "r3", "c4-b1"])  # all of the second shard, one of the third
+    streamvid.remove(root, keys=["c2-b0", "r3", "c4-b1"])  # all samples of the second shard, one of the third
     dataset = streamvid.open_dataset(root)
     assert [(one.num_shards, [first for _, _, first in one.buckets]) for one in dataset.manifest.draws] == [
         (1, [0, 0]),
@@ -265,14 +265,14 @@ def test_a_new_dataset_is_merged_from_others(root: Path, tmp_path: Path) -> None
     assert {key: row.clip for key, row in rows.items()} == {f"c{n}": clip_of(f"c{n}") for n in range(13)}
     check_right(tmp_path / "all")
     tar = next(path for path in (tmp_path / "all").rglob("*.tar") if clip_of("c8") in path.read_bytes())
-    assert tar.stat().st_nlink == 2  # not copied
-    # What was merged is known after the versions that it made were deleted.
+    assert tar.stat().st_nlink == 2  # a hard link, not a copy
+    # Merged datasets stay known after the versions that merged them have been deleted.
     assert streamvid.compact(tmp_path / "all", expire=0).expired.versions == (1, 2)
     assert streamvid.merge(tmp_path / "all", root, tmp_path / "other").state == "already merged"
 
 
 @pytest.mark.parametrize("on_duplicate", ["first", "last"])
-def test_duplicates_are_resolved_as_asked(root: Path, tmp_path: Path, on_duplicate: Any) -> None:
+def test_duplicates_are_resolved_as_configured(root: Path, tmp_path: Path, on_duplicate: Any) -> None:
     seal_living(tmp_path / "other", [6, 7, 8], size=3)
     streamvid.annotate(tmp_path / "other", write_rows(tmp_path / "a.csv", [{"key": "c6", "score": 66}]), overwrite=True)
     with pytest.raises(DatasetError, match="2 source files.*r6, r7"):
@@ -288,7 +288,7 @@ def test_duplicates_are_resolved_as_asked(root: Path, tmp_path: Path, on_duplica
     assert files_with(root, clip_of("c6")) == []
 
 
-def test_a_merge_begins_with_the_version_that_is_named(root: Path, tmp_path: Path) -> None:
+def test_a_merge_starts_from_the_given_version(root: Path, tmp_path: Path) -> None:
     before = set(seen(root))
     streamvid.remove(root, keys=["c7"])
     assert streamvid.merge(tmp_path / "new", f"{root}@1").num_samples == len(before)
@@ -309,7 +309,7 @@ def test_removed_samples_do_not_come_back(root: Path, tmp_path: Path) -> None:
     check_right(root)
 
 
-def test_datasets_that_do_not_fit_are_refused(root: Path, tmp_path: Path) -> None:
+def test_incompatible_datasets_are_refused(root: Path, tmp_path: Path) -> None:
     seal_living(tmp_path / "other", [8])
     before = tree_of(root)
     streamvid.annotate(tmp_path / "other", write_rows(tmp_path / "a.csv", [{"key": "c8", "tag": 1}]))
@@ -329,7 +329,7 @@ def test_datasets_that_do_not_fit_are_refused(root: Path, tmp_path: Path) -> Non
 def test_versions_are_listed_named_and_opened(root: Path) -> None:
     streamvid.remove(root, keys=["c0"], reason="first")
     streamvid.tag(root, "v1", 1)
-    streamvid.tag(root, "v1", 1)  # again: nothing is published
+    streamvid.tag(root, "v1", 1)  # repeating it publishes nothing
     report = streamvid.tag(root, "now")
     assert [(info.number, info.verb, info.tags) for info in report.versions] == [
         (4, "tag", ()),
@@ -347,15 +347,15 @@ def test_versions_are_listed_named_and_opened(root: Path) -> None:
     streamvid.tag(root, "v1", None)
     with pytest.raises(ConfigError, match="has no version 'v1'"):
         streamvid.open_dataset(f"{root}@v1")
-    with pytest.raises(ConfigError, match="no tag 'v1'"):
+    with pytest.raises(ConfigError, match="no tag named 'v1'"):
         streamvid.tag(root, "v1", None)
     for name in ("7", "latest", "a b", ""):
         with pytest.raises(ConfigError, match="tag"):
             streamvid.tag(root, name)
 
 
-def test_a_folder_whose_name_is_that_of_a_version_is_ambiguous(root: Path) -> None:
-    """Neither dataset is opened in the place of the other."""
+def test_a_folder_named_like_a_version_is_ambiguous(root: Path) -> None:
+    """Neither dataset is ever opened in place of the other."""
     streamvid.remove(root, keys=["c0"])
     folder = Path(shutil.copytree(root, f"{root}@1"))
     streamvid.remove(f"{folder}/", keys=["c1"])
@@ -366,8 +366,8 @@ def test_a_folder_whose_name_is_that_of_a_version_is_ambiguous(root: Path) -> No
 
 
 def test_a_dataset_that_cannot_be_written_is_read_only(root: Path) -> None:
-    """The error says so."""
-    with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to other users
+    """The error names the cause, and a dry run works."""
+    with tempfile.TemporaryDirectory() as name:  # other users have no access to pytest's folders
         copy = shutil.copytree(root, Path(name) / "ds")
         Path(name).chmod(0o755)
         for path in (copy, *copy.rglob("*")):
@@ -396,7 +396,7 @@ def test_a_bucket_that_may_only_be_read_is_read_only(root: Path, rgw: Rgw, s3_en
         streamvid.remove(f"s3://{bucket}/ds", keys=["c0"])
 
 
-def test_views_are_conditions_that_fit_the_dataset(root: Path) -> None:
+def test_views_are_valid_conditions(root: Path) -> None:
     with pytest.raises(ConfigError, match="scor"):
         streamvid.view(root, "hq", "scor > 5")
     report = streamvid.view(root, "hq", "score > 5")
@@ -406,7 +406,7 @@ def test_views_are_conditions_that_fit_the_dataset(root: Path) -> None:
 
 
 def test_old_versions_expire_with_their_files(root: Path) -> None:
-    """Tagged versions stay whole, and nothing that a kept version names is deleted."""
+    """Tagged versions stay complete, and no file that a kept version lists is deleted."""
     streamvid.tag(root, "keep", 1)
     streamvid.compact(root)
     streamvid.annotate(root, write_rows(root.parent / "a.csv", [{"key": "c1", "motion": 1}]))
@@ -425,8 +425,8 @@ def test_old_versions_expire_with_their_files(root: Path) -> None:
     assert len([path for path in tree_of(root) if path.endswith(".tar")]) == 2
 
 
-def test_files_of_others_are_not_garbage_at_once(root: Path) -> None:
-    """A file that no version names may belong to a writer, unless it is old."""
+def test_unknown_files_are_not_deleted_at_once(root: Path) -> None:
+    """A file that no version lists may belong to a running writer, unless it is old."""
     (root / "index" / "columns-00000-0123456789ab.parquet").write_bytes(b"new")
     old = root / "shards" / "lost.tar"
     old.write_bytes(b"old")
@@ -458,7 +458,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What a dataset should contain after changes."""
+    """Expected contents of a dataset after changes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root, self.step = folder, folder / "d", 0
@@ -518,7 +518,7 @@ def run_steps(steps: list[tuple[str, set[int]]]) -> None:
 @settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_any_sequence_of_changes_keeps_the_samples(steps: list[tuple[str, set[int]]]) -> None:
-    """Each sample that was not removed stays, with its values and its bytes, in every version that has it."""
+    """Each sample that was not removed keeps its values and bytes in every version that contains it."""
     run_steps(steps)
 
 
@@ -534,7 +534,7 @@ def test_many_sequences_of_changes_keep_the_samples(steps: list[tuple[str, set[i
 
 
 def race(url: str | Path, rounds: int) -> None:
-    """Two writers at once: each change is in the newest version, or its writer got an error."""
+    """Run two writers at once; each change must be in the newest version, or its writer must get an error."""
     done: set[str] = set()
 
     def work(name: str) -> None:
@@ -555,13 +555,13 @@ def race(url: str | Path, rounds: int) -> None:
     assert number(url) == 1 + len(done)
 
 
-def test_of_two_writers_none_loses_its_change(root: Path) -> None:
+def test_concurrent_writers_lose_no_change(root: Path) -> None:
     race(root, 5)
     check_right(root)
 
 
 @pytest.mark.slow
-def test_of_two_writers_on_ceph_none_loses_its_change(root: Path, rgw: Rgw, s3_env: S3Env) -> None:
+def test_concurrent_writers_on_ceph_lose_no_change(root: Path, rgw: Rgw, s3_env: S3Env) -> None:
     s3_env(rgw)
     bucket = rgw.new_bucket()
     rgw.upload_folder(root, bucket, "ds/")
@@ -580,7 +580,7 @@ def test_a_merge_within_a_store_does_not_download_tars(
     fault_proxy: ProxyFactory,
     request: pytest.FixtureRequest,
 ) -> None:
-    """A store that cannot copy is read and written, with the same result."""
+    """If the store cannot copy, the tars are downloaded and uploaded, with the same result."""
     server: S3Server = request.getfixturevalue(kind)
     proxy = fault_proxy(server, unknown_header=refused)
     s3_env(server.behind(proxy))
@@ -598,7 +598,7 @@ def test_a_merge_within_a_store_does_not_download_tars(
 
 
 def test_everything_works_in_a_bucket(root: Path, tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
-    """FETCH-2: the same changes end with the same files in a folder and in an object store."""
+    """FETCH-2: the same changes produce the same files in a folder and in an object store."""
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(root, bucket, "ds/")

@@ -1,4 +1,4 @@
-"""Changes of a dataset that are really killed, in folders and in object stores with and without conditional writes."""
+"""Tests of killed dataset changes, in folders and in object stores with and without conditional writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def prepare(tmp_path: Path, verb: str) -> tuple[Path, Path]:
-    """A dataset with something to change, and another one to merge."""
+    """Create a dataset with something to change and another one to merge."""
     base, other = tmp_path / "base", tmp_path / "other"
     seal_living(base, range(8))
     seal_living(other, range(6, 10))
@@ -35,7 +35,8 @@ def prepare(tmp_path: Path, verb: str) -> tuple[Path, Path]:
 
 
 def check_killed(tmp_path: Path, verb: str, work: str, other: str, count: int) -> None:
-    """Kill a change at seeded moments: the dataset is the old or the new version; the same command ends it."""
+    """Kill a change at seeded moments; check that the old or the new version remains and that the same command
+    completes."""
     base, whole = tmp_path / "base", tmp_path / "whole"
     before = frozenset(seen(base))
     shutil.copytree(base, whole)
@@ -58,8 +59,8 @@ def check_killed(tmp_path: Path, verb: str, work: str, other: str, count: int) -
 
 
 @pytest.mark.parametrize("verb", ["remove", "compact", "merge"])
-def test_killed_at_some_writes_it_is_the_old_version_or_the_new_one(tmp_path: Path, verb: str) -> None:
-    """SHARD-2: kill -9 before, during and after writes; the same command ends the same, and leaves nothing behind."""
+def test_a_kill_at_some_writes_leaves_the_old_version_or_the_new_one(tmp_path: Path, verb: str) -> None:
+    """SHARD-2: after kill -9 before, during or after a write, the same command ends with exactly the same files."""
     _, other = prepare(tmp_path, verb)
     check_killed(tmp_path, verb, str(tmp_path / "work"), str(other), 3)
 
@@ -71,7 +72,7 @@ def test_killed_at_20_moments_in_a_folder(tmp_path: Path, verb: str) -> None:
 
 
 def check_in_bucket(tmp_path: Path, verb: str, server: S3Server, count: int) -> None:
-    """Both datasets are in one bucket, so that a merge copies within the store."""
+    """Check kills in a bucket that holds both datasets, so that a merge copies within the store."""
     _, other = prepare(tmp_path, verb)
     bucket = server.new_bucket()
     server.upload_folder(other, bucket, "other/")
@@ -89,7 +90,7 @@ def test_killed_at_20_moments_on_ceph(tmp_path: Path, verb: str, rgw: Rgw, s3_en
 def test_killed_at_20_moments_on_a_store_without_conditional_writes(
     tmp_path: Path, verb: str, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory
 ) -> None:
-    """The store answers 501 to a write that must not replace an object, so the lease protects from other writers."""
+    """The store answers 501 to a write that must not replace an object, so the lease protects against other writers."""
     proxy = fault_proxy(moto_server, unknown_header="if-none-match")
     s3_env(moto_server.behind(proxy))
     check_in_bucket(tmp_path, verb, moto_server, NUM_MOMENTS)

@@ -1,4 +1,4 @@
-"""manifest.json: round trips, the format version, and manifests that are refused."""
+"""Tests of manifest.json: round trips, the format version, and manifests that are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def changed(manifest: Manifest, **changes: Any) -> bytes:
 
 
 def resealed(value: dict[str, Any]) -> bytes:
-    """manifest.json with a checksum that is right: what it covers may lie."""
+    """Return a manifest.json with a correct checksum, even of invalid contents."""
     return json.dumps(value | {"manifest_sha256": manifest_checksum(value)}).encode()
 
 
@@ -87,7 +87,7 @@ def test_damaged_fields_are_one_error(manifest: Manifest, changes: dict[str, Any
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b"{}", LONE_SURROGATE])
-def test_what_is_no_manifest(data: bytes) -> None:
+def test_data_that_is_not_a_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(DatasetError):
         manifest_from_json(data)
 
@@ -100,7 +100,7 @@ def test_every_cut_of_a_manifest_is_refused(manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a\0", ""])
-def test_no_named_file_is_outside(manifest: Manifest, path: str) -> None:
+def test_listed_files_must_be_inside_the_dataset(manifest: Manifest, path: str) -> None:
     """SAFE-1."""
     files = json.loads(manifest_to_json(manifest))["files"]
     files["samples"][0]["path"] = path
@@ -108,7 +108,7 @@ def test_no_named_file_is_outside(manifest: Manifest, path: str) -> None:
         manifest_from_json(changed(manifest, files=files))
 
 
-def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_not_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"no dataset at .*streamvid shard"):
         read_manifest(LocalStore(tmp_path))
 
@@ -132,7 +132,7 @@ def test_buckets_by_id(manifest: Manifest) -> None:
         manifest.bucket("1x1-1f")
 
 
-def test_plan_fingerprint_sees_what_a_plan_depends_on() -> None:
+def test_plan_fingerprint_covers_everything_a_plan_depends_on() -> None:
     def info(**changes: Any) -> ShardInfo:
         return replace(shard_info(BUCKETS[0], 0, 2, b"tar", "index/x", 0), **changes)
 
@@ -147,20 +147,20 @@ def test_plan_fingerprint_sees_what_a_plan_depends_on() -> None:
     assert len({base, *prints}) == 7
 
 
-def test_rows_that_cannot_be() -> None:
+def test_impossible_rows_are_refused() -> None:
     with pytest.raises(DatasetError, match="num_samples=0"):
         shard_info(BUCKETS[0], 0, 0, b"", "index/x", 0)
     with pytest.raises(StorageError, match="stay inside"):
         FileInfo("../x", 1, "0" * 64)
 
 
-def test_layout_is_no_content(manifest: Manifest) -> None:
+def test_json_formatting_does_not_matter(manifest: Manifest) -> None:
     value = json.loads(manifest_to_json(manifest))
     assert manifest_from_json(json.dumps(value, indent=7).encode()) == manifest_from_json(manifest_to_json(manifest))
 
 
 def test_every_wrong_bit_of_a_manifest_is_found(manifest: Manifest) -> None:
-    """Each bit in turn: a DatasetError, or, in white space alone, the same manifest."""
+    """Each flipped bit raises a DatasetError or, in whitespace only, leaves the manifest unchanged."""
     data = manifest_to_json(manifest)
     right, found, harmless = manifest_from_json(data), 0, 0
     for place in range(len(data)):
@@ -202,14 +202,14 @@ def test_an_edited_manifest_is_found(manifest: Manifest, changes: dict[str, Any]
         ({"path": "index/\n"}, "printable"),
     ],
 )
-def test_files_that_cannot_be(manifest: Manifest, changes: dict[str, Any], says: str) -> None:
+def test_impossible_file_entries_are_refused(manifest: Manifest, changes: dict[str, Any], says: str) -> None:
     value = json.loads(manifest_to_json(manifest))
     value["files"]["samples"][0] |= changes
     with pytest.raises(DatasetError, match=f"^the/dataset.*{says}"):
         manifest_from_json(resealed(value), "the/dataset/manifest.json")
 
 
-def test_a_manifest_nested_without_end_is_an_error() -> None:
+def test_a_deeply_nested_manifest_is_an_error() -> None:
     """SAFE-1."""
     with pytest.raises(DatasetError, match="damaged"):
         manifest_from_json(b'{"a":' * 200_000)

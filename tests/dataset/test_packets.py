@@ -1,4 +1,4 @@
-"""The packet index as it is stored: what goes in comes out, small, and whatever else comes in is an IntegrityError."""
+"""Tests of the stored packet index: it round-trips, it is small, and any other data raises an IntegrityError."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INFOS = st.builds(
 
 @st.composite
 def clips(draw: st.DrawFn) -> ClipIndex:
-    """Any index that is one: packets in any place, of any time."""
+    """Draw any valid clip index, with packets at any offset and time."""
     info = draw(INFOS)
     count = draw(st.integers(1, 90))
     times = draw(st.lists(st.integers(-(2**62), 2**62 - 1), min_size=count, max_size=count))
@@ -98,7 +98,7 @@ def assert_equal(found: ClipIndex | None, expected: ClipIndex | None) -> None:
 
 @st.composite
 def sounds(draw: st.DrawFn) -> AudioIndex:
-    """Any audio index that is one: its packets are apart, so that each is a segment."""
+    """Draw any valid audio index, with packets so far apart that each is its own segment."""
     count = draw(st.integers(1, 40))
 
     def numbers(least: int, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -117,10 +117,10 @@ def sounds(draw: st.DrawFn) -> AudioIndex:
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.none() | clips(), st.none() | sounds()), max_size=5), st.fractions(1, 10**6))
-def test_sound_is_beside_its_pictures(
+def test_audio_is_stored_with_its_video(
     written: list[tuple[ClipIndex | None, AudioIndex | None]], base: Fraction
 ) -> None:
-    """FORMAT: and without any, as for audio files."""
+    """FORMAT: audio is stored with its video, or alone as for audio files."""
     pictures = [
         None if clip is None else replace(clip, time_base=1 / base.limit_denominator(1001)) for clip, _ in written
     ]
@@ -140,8 +140,8 @@ def test_sound_is_beside_its_pictures(
 
 @settings(max_examples=60)
 @given(st.lists(st.none() | clips(), max_size=6))
-def test_what_goes_in_comes_out(written: list[ClipIndex | None]) -> None:
-    """FORMAT: in any order of rows, clips without an index in between, as often as it is asked for."""
+def test_clips_round_trip(written: list[ClipIndex | None]) -> None:
+    """FORMAT: rows can be read in any order and repeatedly, also between clips without an index."""
     data = encode_packets(written)
     assert encode_packets(written) == data
     found = tables(data, len(written))
@@ -149,8 +149,8 @@ def test_what_goes_in_comes_out(written: list[ClipIndex | None]) -> None:
         assert_equal(found.clip(row), written[row])
 
 
-def test_the_table_of_an_index_costs_few_bytes_a_frame() -> None:
-    """The size that is promised: below 8 bytes a packet and 400 a clip, for shards of real clips."""
+def test_an_index_takes_few_bytes_per_frame() -> None:
+    """The documented size: less than 8 bytes per packet plus 400 per clip, for shards of real clips."""
     real = [index_clip(encode(frames_of("bikes", 96, 64, 40 + i), fps=24)) for i in range(16)]
     num_packets = sum(len(clip.times) for clip in real if clip is not None)
     data = encode_packets(real)
@@ -159,8 +159,8 @@ def test_the_table_of_an_index_costs_few_bytes_a_frame() -> None:
     assert tables(data, 16).num_bytes < 40 * num_packets + 1000 * len(real)
 
 
-def test_another_table_than_the_one_promised_is_refused() -> None:
-    """SHARD-2: by its checksum, before it is parsed."""
+def test_a_table_with_another_checksum_is_refused() -> None:
+    """SHARD-2: the checksum is verified before the table is parsed."""
     data = encode_packets([SMALL])
     for other, digest in ((data[:-1], hashlib.sha256(data).digest()), (b"", b""), (data, bytes(32))):
         with pytest.raises(IntegrityError, match=f"{WHERE}: checksum mismatch; copy"):
@@ -168,12 +168,12 @@ def test_another_table_than_the_one_promised_is_refused() -> None:
 
 
 @pytest.mark.parametrize("num_clips", [0, 1, 3])
-def test_a_table_of_another_number_of_clips_is_refused(num_clips: int) -> None:
+def test_a_table_with_another_number_of_clips_is_refused(num_clips: int) -> None:
     with pytest.raises(IntegrityError, match="the table has 2 rows with|the table unpacks to"):
         tables(encode_packets([SMALL, None]), num_clips)
 
 
-# Tables whose checksum is right and whose content is hostile (SAFE-1).
+# Tables with a correct checksum and hostile content (SAFE-1).
 
 
 def rewritten(
@@ -181,7 +181,7 @@ def rewritten(
     clips: Sequence[ClipIndex | None] = (SMALL, SMALL),
     audios: Sequence[AudioIndex | None] = (),
 ) -> bytes:
-    """The table of these clips with other values in its columns."""
+    """Return the table of these clips with changed values in its columns."""
     with pa.ipc.open_stream(unpack_stream(encode_packets(clips, audios), len(clips))) as reader:
         table = reader.read_all()
     columns = table.to_pydict()
@@ -197,7 +197,7 @@ def written(table: pa.Table, compression: str | None = None) -> bytes:
 
 
 def every_clip(data: bytes, num_clips: int = 2) -> list[ClipIndex | None]:
-    """All that a reader makes of a table, windows of it included."""
+    """Return all clips of a table after reading every window of each."""
     found = tables(data, num_clips)
     clips = [found.clip(row) for row in range(num_clips)]
     for clip in clips:
@@ -215,7 +215,7 @@ def every_clip(data: bytes, num_clips: int = 2) -> list[ClipIndex | None]:
 
 
 def test_foreign_tables_are_refused() -> None:
-    """SAFE-1: columns that are missing, too many, renamed, or of another type."""
+    """SAFE-1: columns that are missing, superfluous, renamed or of another type are refused."""
     with pa.ipc.open_stream(unpack_stream(encode_packets([SMALL, None]), 2)) as reader:
         table = reader.read_all()
     foreign = [
@@ -233,7 +233,7 @@ def test_foreign_tables_are_refused() -> None:
 CHANGES: dict[str, Callable[[dict[str, list[Any]]], None]] = {
     "a negative place": lambda c: c["gap"].__setitem__(1, [-48, 0, 2]),
     "a place before the file": lambda c: c["gap"].__setitem__(1, [48, -(2**40), 2]),
-    "a place beyond what a number holds": lambda c: c["gap"].__setitem__(1, [2**63 - 120, 0, 2]),
+    "a place beyond 64 bits": lambda c: c["gap"].__setitem__(1, [2**63 - 120, 0, 2]),
     "places that wrap around": lambda c: c["gap"].__setitem__(1, [2**62, 2**62, 2**62]),
     "a size of 0": lambda c: c["size"].__setitem__(1, [100, 0, 30]),
     "a negative size": lambda c: c["size"].__setitem__(1, [100, -20, 30]),
@@ -244,7 +244,7 @@ CHANGES: dict[str, Callable[[dict[str, list[Any]]], None]] = {
     "no key packet": lambda c: c["flags"].__setitem__(1, [2, 2, 2]),
     "no checksums": lambda c: c["checksums"].__setitem__(1, b""),
     "part of a checksum": lambda c: c["checksums"].__setitem__(1, b"12345"),
-    "a checksum too many": lambda c: c["checksums"].__setitem__(1, b"8 bytes." * 2),
+    "an extra checksum": lambda c: c["checksums"].__setitem__(1, b"8 bytes." * 2),
     "null for a list": lambda c: c["gap"].__setitem__(1, None),
     "null for checksums": lambda c: c["checksums"].__setitem__(1, None),
     "null in a list": lambda c: c["size"].__setitem__(1, [100, None, 30]),
@@ -253,8 +253,8 @@ CHANGES: dict[str, Callable[[dict[str, list[Any]]], None]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_numbers_that_no_clip_has_are_refused(name: str) -> None:
-    """SAFE-1: naming the row, beside which others are as they were; or the table, where its columns do not fit."""
+def test_impossible_numbers_are_refused(name: str) -> None:
+    """SAFE-1: the error names the row, and other rows stay readable, or it names a table whose columns do not match."""
     data = rewritten(CHANGES[name])
     with pytest.raises(IntegrityError, match=f"{WHERE}(, row 1: | cannot be read )"):
         tables(data, 2).clip(1)
@@ -279,7 +279,7 @@ WRONG_SOUNDS: dict[str, Callable[[dict[str, list[Any]]], None]] = {
     "a size of 0": lambda c: c["audio_size"].__setitem__(1, [90, 0]),
     "a negative head": lambda c: c["audio_head"].__setitem__(1, [-1, 0]),
     "a negative count": lambda c: c["audio_count"].__setitem__(1, [4096, -1]),
-    "a position beyond what a number holds": lambda c: c["audio_position_step"].__setitem__(1, [2**63 - 1, 9]),
+    "a position beyond 64 bits": lambda c: c["audio_position_step"].__setitem__(1, [2**63 - 1, 9]),
     "fewer counts": lambda c: c["audio_count"].__setitem__(1, [4096]),
     "no packets": lambda c: [
         c[f"audio_{n}"].__setitem__(1, []) for n in ("position_step", "gap", "size", "head", "count")
@@ -288,14 +288,14 @@ WRONG_SOUNDS: dict[str, Callable[[dict[str, list[Any]]], None]] = {
     "no checksums": lambda c: c["audio_checksums"].__setitem__(1, b""),
     "null for checksums": lambda c: c["audio_checksums"].__setitem__(1, None),
     "no stream": lambda c: c["audio_stream"].__setitem__(1, "{}"),
-    "a codec that is none": lambda c: c["audio_stream"].__setitem__(1, SOUND.info.to_json().replace('"flac"', "[1]")),
-    "a rate without end": lambda c: c["audio_stream"].__setitem__(1, SOUND.info.to_json().replace("48000", "9" * 40)),
+    "an invalid codec": lambda c: c["audio_stream"].__setitem__(1, SOUND.info.to_json().replace('"flac"', "[1]")),
+    "a huge rate": lambda c: c["audio_stream"].__setitem__(1, SOUND.info.to_json().replace("48000", "9" * 40)),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_SOUNDS)
-def test_sound_that_no_clip_has_is_refused(name: str) -> None:
-    """SAFE-1: by whoever asks for it; the pictures are as they were."""
+def test_impossible_audio_is_refused(name: str) -> None:
+    """SAFE-1: reading the audio is an error, and the video stays readable."""
     data = rewritten(WRONG_SOUNDS[name], audios=(SOUND, SOUND))
     with pytest.raises(IntegrityError, match=f"{WHERE}, row 1, audio: "):
         tables(data, 2).audio(1)
@@ -303,7 +303,7 @@ def test_sound_that_no_clip_has_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("base", ["", "0", "-1/9", "1/0", "x", "1e9", "1/99999999999", "9" * 50])
-def test_time_bases_that_no_clip_has_are_refused(base: str) -> None:
+def test_impossible_time_bases_are_refused(base: str) -> None:
     data = rewritten(lambda columns: columns["time_base"].__setitem__(1, base))
     with pytest.raises(IntegrityError, match=f"{WHERE}, row 1: "):
         tables(data, 2).clip(1)
@@ -314,39 +314,39 @@ def stream_text(**values: Any) -> str:
 
 
 STREAMS = {
-    "no JSON": "{",
+    "not JSON": "{",
     "empty": "",
     "a list": "[]",
     "a number": "7",
     "deeply nested": "[" * 100_000,
-    "a field too few": json.dumps({"codec": "h264"}),
-    "a field too many": stream_text(more=1),
-    "a name for a number": stream_text(coded_width="64"),
+    "a missing field": json.dumps({"codec": "h264"}),
+    "an extra field": stream_text(more=1),
+    "a string for a number": stream_text(coded_width="64"),
     "half a pixel": stream_text(coded_width=64.5),
-    "an endless colour": stream_text(color=[float("inf"), 1, 1, 1]),
+    "an infinite color": stream_text(color=[float("inf"), 1, 1, 1]),
     "no size": stream_text(coded_height=0),
     "a negative size": stream_text(coded_width=-64),
-    "a size without end": stream_text(coded_width=2**40),
-    "a turn by half": stream_text(rotation=45),
-    "a shape of nothing": stream_text(sample_aspect_ratio=[0, 1]),
-    "half a shape": stream_text(sample_aspect_ratio=[1]),
+    "a huge size": stream_text(coded_width=2**40),
+    "a rotation by 45 degrees": stream_text(rotation=45),
+    "a zero in the aspect ratio": stream_text(sample_aspect_ratio=[0, 1]),
+    "half an aspect ratio": stream_text(sample_aspect_ratio=[1]),
     "no header": stream_text(extradata="no hex"),
     "a huge header": stream_text(extradata="00" * 20_000),
-    "a codec that is none": stream_text(codec=["h264"]),
-    "a pixel format that is none": stream_text(pixel_format=None),
-    "a flip that is none": stream_text(flip="no"),
-    "three colours": stream_text(color=[1, 1, 1]),
-    "a negative colour": stream_text(color=[1, -1, 1, 1]),
-    "a huge colour": stream_text(color=[1, 1, 2**40, 1]),
+    "an invalid codec": stream_text(codec=["h264"]),
+    "an invalid pixel format": stream_text(pixel_format=None),
+    "an invalid flip": stream_text(flip="no"),
+    "three color values": stream_text(color=[1, 1, 1]),
+    "a negative color": stream_text(color=[1, -1, 1, 1]),
+    "a huge color": stream_text(color=[1, 1, 2**40, 1]),
     "a negative depth": stream_text(reorder_depth=-1),
-    "a depth that is none": stream_text(reorder_depth="deep"),
-    "a depth without end": stream_text(reorder_depth=10**30),
+    "an invalid depth": stream_text(reorder_depth="deep"),
+    "a huge depth": stream_text(reorder_depth=10**30),
 }
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_streams_that_no_video_has_are_refused(name: str) -> None:
-    """SAFE-1: here, and not by whatever breaks in a decoder later."""
+def test_impossible_streams_are_refused(name: str) -> None:
+    """SAFE-1: the error is raised on reading, not later in a decoder."""
     data = rewritten(lambda columns: columns["stream"].__setitem__(1, STREAMS[name]))
     with pytest.raises(IntegrityError, match=f"{WHERE}, row 1: "):
         tables(data, 2).clip(1)
@@ -354,8 +354,8 @@ def test_streams_that_no_video_has_are_refused(name: str) -> None:
 
 @settings(max_examples=150)
 @given(st.data())
-def test_rubbish_with_a_right_checksum_is_an_error_or_an_index(data: st.DataObject) -> None:
-    """SAFE-1: bytes changed anywhere in a table, compressed or not, cut or made longer."""
+def test_garbage_with_a_correct_checksum_is_an_error_or_an_index(data: st.DataObject) -> None:
+    """SAFE-1: a compressed or uncompressed table with changed bytes, possibly truncated, raises no other exception."""
     outer = data.draw(st.booleans())
     with pa.ipc.open_stream(unpack_stream(encode_packets([SMALL, SMALL]), 2)) as reader:
         table = written(reader.read_all())
@@ -370,7 +370,7 @@ def test_rubbish_with_a_right_checksum_is_an_error_or_an_index(data: st.DataObje
 
 
 @given(st.binary(max_size=400))
-def test_what_is_no_table_is_refused(data: bytes) -> None:
+def test_data_that_is_not_a_table_is_refused(data: bytes) -> None:
     with pytest.raises(IntegrityError, match="cannot be read"):
         tables(data, 2)
 
@@ -381,10 +381,10 @@ def test_what_is_no_table_is_refused(data: bytes) -> None:
     st.lists(st.integers(-(2**31), 2**31 - 1), min_size=3, max_size=3),
     st.lists(st.integers(0, 255), min_size=3, max_size=3),
 )
-def test_any_numbers_are_an_error_or_lie_within_the_clip(
+def test_any_numbers_are_an_error_or_inside_the_clip(
     steps: list[int], gaps: list[int], sizes: list[int], flags: list[int]
 ) -> None:
-    """SAFE-1: nothing negative, nothing beyond the end that is checked against the clip's size."""
+    """SAFE-1: no offset is negative or beyond the end that is checked against the clip's size."""
 
     def change(columns: dict[str, list[Any]]) -> None:
         for name, values in (("time_step", steps), ("gap", gaps), ("size", sizes), ("flags", flags)):
@@ -396,8 +396,8 @@ def test_any_numbers_are_an_error_or_lie_within_the_clip(
         return
 
 
-def test_frames_are_counted_by_the_flag_alone() -> None:
-    """A clip whose packets show nothing has no frames, and no window."""
+def test_frames_are_counted_only_by_the_flag() -> None:
+    """A clip whose packets are never shown has no frames and no window."""
     hidden = clip_of(INFO, [0], [0], [9], [KEY], b"8 bytes.")
     found = tables(encode_packets([hidden]), 1).clip(0)
     assert found is not None and found.num_frames == 0
@@ -407,8 +407,8 @@ def test_frames_are_counted_by_the_flag_alone() -> None:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_a_table_that_unpacks_to_more_than_it_says_is_refused(codec: str) -> None:
-    """SAFE-1: a few kilobytes must not become gigabytes: neither the table itself, nor buffers within it."""
+def test_a_table_that_unpacks_to_more_than_it_claims_is_refused(codec: str) -> None:
+    """SAFE-1: a few kilobytes must not expand to gigabytes, neither in the table itself nor in its buffers."""
     with pa.ipc.open_stream(unpack_stream(encode_packets([SMALL, SMALL]), 2)) as reader:
         table = reader.read_all()
     with pytest.raises(IntegrityError, match="cannot be read .the stream contains messages other than a schema and"):

@@ -1,4 +1,4 @@
-"""Jobs of a pass over a dataset's files: their order, their first error, and interrupts at any moment."""
+"""Tests of parallel passes over a dataset's files: order of results, first error, and interrupts at any moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from streamvid.dataset.passes import in_parallel
 from tests.processes import run_python
 
-# Each interrupt comes as one result is asked for or handed over: where a lock taken for it would be held for ever.
+# Each interrupt arrives while a result is requested or delivered, where a lock could be acquired and never released.
 INTERRUPTED = """
 import contextlib, itertools, random, signal, sys, threading
 from streamvid.dataset.passes import in_parallel
@@ -32,14 +32,14 @@ print("done")
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_interrupt_at_any_moment_ends_it(seed: int) -> None:
-    """Ctrl-C of a verify, copy or plan: it ends at once, and no thread is left or waited for."""
+def test_an_interrupt_at_any_moment_ends_the_pass(seed: int) -> None:
+    """Ctrl-C ends a verify, copy or plan at once, without leaving or waiting for a thread."""
     done = run_python(INTERRUPTED, seed, "20000" if seed else "1000", check=False)
     assert done.returncode == 0 and done.stdout == "done\n", done.stderr[-2000:]
 
 
-def test_results_come_in_the_order_of_the_items_some_at_a_time() -> None:
-    """However late each is done; of endless items only a few are taken ahead."""
+def test_results_come_in_the_order_of_the_items() -> None:
+    """The order does not depend on when jobs finish, and only a few items are taken ahead."""
     together = threading.Barrier(3)
 
     def job(item: int, stop: threading.Event) -> int:
@@ -55,8 +55,9 @@ def test_results_come_in_the_order_of_the_items_some_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("where", ["job", "items"])
-def test_the_first_error_ends_it(where: str) -> None:
-    """As it was raised, in the place of its result; what runs yet is told to stop, what is queued is not begun."""
+def test_the_first_error_ends_the_pass(where: str) -> None:
+    """The error is raised unchanged in place of its result; running jobs are asked to stop, and queued jobs do not
+    start."""
     begun = []
 
     def items():  # type: ignore[no-untyped-def]
@@ -76,7 +77,7 @@ def test_the_first_error_ends_it(where: str) -> None:
     with pytest.raises(KeyError, match="ten"):
         for result in in_parallel(job, items(), 4):
             found.append(result)
-    # Items that cannot be had end it while some of the results are on their way.
+    # An error of the iterator ends the pass while some results are still pending.
     assert found == list(range(10)) if where == "job" else found == list(range(len(found)))
     assert len(begun) < 20
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("streamvid-pass")]

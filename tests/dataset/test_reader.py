@@ -1,4 +1,4 @@
-"""A sealed dataset, its index, and damage to either."""
+"""Tests of reading a sealed dataset and its index, and of damage to either."""
 
 from __future__ import annotations
 
@@ -76,9 +76,10 @@ print(len(os.listdir("/proc/self/task")) - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads by Linux's /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in Linux's /proc")
 def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
-    """One of Arrow's that still holds what is of Python aborts a process that ends: "terminate called …", exit 134."""
+    """An Arrow thread that still holds Python objects would abort the exiting process ("terminate called …", exit code
+    134)."""
     seal(tmp_path, (3, 2))
     done = run_python(READING, tmp_path, check=False)
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
@@ -96,7 +97,7 @@ def test_a_changed_index_file_is_noticed(tmp_path: Path, kind: str) -> None:
         getattr(dataset, f"{kind}_table")()
 
 
-def test_index_files_that_are_short_or_gone(tmp_path: Path) -> None:
+def test_truncated_or_missing_index_files_are_noticed(tmp_path: Path) -> None:
     seal(tmp_path)
     shard = open_dataset(tmp_path).shards[0]
     path = next(tmp_path.glob("index/samples-*"))
@@ -109,7 +110,7 @@ def test_index_files_that_are_short_or_gone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("noise", [b"\xff", b"PAR1", bytes(1)])
 def test_a_sealed_file_full_of_noise_is_an_error_that_names_it(tmp_path: Path, noise: bytes) -> None:
-    """SAFE-1: a right checksum does not make it Parquet."""
+    """SAFE-1: a correct checksum does not make a file valid Parquet."""
     store, data = LocalStore(tmp_path), noise * 2000
     store.put("index/x", data)
     with pytest.raises(IntegrityError, match="index/x.* cannot be read"):
@@ -117,7 +118,7 @@ def test_a_sealed_file_full_of_noise_is_an_error_that_names_it(tmp_path: Path, n
 
 
 def test_every_wrong_byte_of_the_samples_index_is_found_before_a_row_is_read(tmp_path: Path) -> None:
-    """FETCH-1: what is not proved decides no caption, key or window."""
+    """FETCH-1: unverified bytes never determine a caption, key or window."""
     manifest = seal(tmp_path)
     path = tmp_path / manifest.files.samples[0].path
     data = path.read_bytes()
@@ -129,7 +130,7 @@ def test_every_wrong_byte_of_the_samples_index_is_found_before_a_row_is_read(tmp
                 read()
 
 
-def test_bytes_that_rot_after_the_proof_are_found_by_the_page(tmp_path: Path) -> None:
+def test_bytes_that_rot_after_verification_are_found_by_page_checksums(tmp_path: Path) -> None:
     manifest = seal(tmp_path, (400, 400))
     dataset = open_dataset(tmp_path)
     right = dataset.samples(dataset.shards[1])
@@ -145,7 +146,7 @@ def test_bytes_that_rot_after_the_proof_are_found_by_the_page(tmp_path: Path) ->
     assert found > 5
 
 
-def test_footers_that_were_let_go_are_read_again(tmp_path: Path) -> None:
+def test_forgotten_footers_are_read_again(tmp_path: Path) -> None:
     manifest = seal(tmp_path)
     file = SamplesFile(LocalStore(tmp_path), manifest.files.samples[0])
     first = file.rows(1, ["key"])
@@ -154,8 +155,8 @@ def test_footers_that_were_let_go_are_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plan", "base"])
-def test_fingerprints_are_proved_by_the_tables(tmp_path: Path, name: str) -> None:
-    """PLAN-1: the fingerprint that a state is bound to is that of the tables."""
+def test_fingerprints_are_verified_against_the_tables(tmp_path: Path, name: str) -> None:
+    """PLAN-1: the fingerprint that a saved state is bound to matches the tables."""
     zeros = {"plan": {"plan": "0" * 64}, "base": {"base": "0" * 64, "content": "0" * 64}}
     seal(tmp_path, manifest_fingerprints=zeros[name])
     with pytest.raises(IntegrityError, match=f"the {name} fingerprint in the manifest is 0000"):
@@ -170,7 +171,7 @@ def test_fingerprints_are_proved_by_the_tables(tmp_path: Path, name: str) -> Non
         ("rejections", lambda dataset: dataset.rejections_table()),
     ],
 )
-def test_counts_are_proved_by_the_tables(tmp_path: Path, name: str, read: Callable[[Dataset], object]) -> None:
+def test_counts_are_verified_against_the_tables(tmp_path: Path, name: str, read: Callable[[Dataset], object]) -> None:
     """SHARD-3."""
     manifest = seal(tmp_path)
     changed = replace(manifest, counts=replace(manifest.counts, **{name: 77}))
@@ -179,13 +180,13 @@ def test_counts_are_proved_by_the_tables(tmp_path: Path, name: str, read: Callab
         read(open_dataset(tmp_path))
 
 
-def test_a_manifest_that_counts_otherwise_is_noticed(tmp_path: Path) -> None:
+def test_a_manifest_with_other_counts_is_noticed(tmp_path: Path) -> None:
     seal(tmp_path, (1, 1), manifest_counts={"samples": 3})
     with pytest.raises(IntegrityError, match="in the manifest; copy the dataset again"):
         _ = open_dataset(tmp_path).shards
 
 
-def test_a_shard_table_that_names_another_file(tmp_path: Path) -> None:
+def test_a_shard_table_that_names_an_unlisted_file_is_refused(tmp_path: Path) -> None:
     seal(tmp_path, manifest_files={"samples": ()})
     with pytest.raises(DatasetError, match="which is not in the manifest"):
         _ = open_dataset(tmp_path).shards

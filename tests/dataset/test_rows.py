@@ -1,4 +1,4 @@
-"""Rows on disk: what was stored comes back, in any part and any order."""
+"""Tests of rows on disk: they read back unchanged, in any part and any order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Checked:
-    """A class that checks its fields is stored whole."""
+    """Class that validates its fields; its instances are stored whole."""
 
     size: Fraction
 
@@ -45,7 +45,7 @@ class Row:
     items: tuple[str, ...] = ()
 
 
-TEXTS = st.text(st.characters(), max_size=8)  # with lone surrogates, as in names of files that are not UTF-8
+TEXTS = st.text(st.characters(), max_size=8)  # with lone surrogates, as in file names that are not UTF-8
 ROWS = st.builds(
     Row,
     number=st.integers(-(2**63), 2**63 - 1),
@@ -64,7 +64,7 @@ def numbered(count: int) -> list[Row]:
 
 
 @given(st.lists(ROWS, max_size=20), st.integers(-25, 25), st.integers(-25, 25), st.randoms(use_true_random=False))
-def test_rows_come_back_as_they_were(given_rows: list[Row], start: int, stop: int, rng: Random) -> None:
+def test_rows_round_trip(given_rows: list[Row], start: int, stop: int, rng: Random) -> None:
     rows = Rows.of(Row, given_rows)
     assert list(rows) == given_rows and len(rows) == len(given_rows)
     assert list(rows[start:stop]) == given_rows[start:stop]
@@ -77,7 +77,7 @@ def test_rows_come_back_as_they_were(given_rows: list[Row], start: int, stop: in
 
 @pytest.mark.parametrize("count", [BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 1, 5 * BLOCK_ROWS + 7])
 def test_many_rows_come_back_in_any_order(count: int) -> None:
-    """Over the bounds of blocks and of the parts that a new order is made of."""
+    """The counts cross the boundaries of blocks and of the parts in which rows are reordered."""
     order = np.random.default_rng(count).permutation(count).astype(np.int64)
     rows = Rows.of(Row, numbered(count)).arranged(order)
     assert [number for (number,) in rows.tuples("number")] == order.tolist()
@@ -86,7 +86,7 @@ def test_many_rows_come_back_in_any_order(count: int) -> None:
 
 
 def test_memory_does_not_grow_with_the_rows() -> None:
-    """From 40,000 to 240,000 rows of 1 kB, which are 200 MB more."""
+    """The number of rows of 1 kB grows from 40,000 to 240,000, which adds 200 MB."""
     code = """
 import resource
 from tests.dataset.test_rows import *
@@ -103,7 +103,7 @@ print(peaks[1] - peaks[0])
 
 
 def test_nothing_is_left_behind_and_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    """The file has no name, so that even kill -9 leaves nothing."""
+    """The file has no name, so even kill -9 leaves nothing behind."""
     code = """
 import os, sys, tempfile
 from tests.dataset.test_rows import *
@@ -129,7 +129,7 @@ except StorageError as error:
 
 
 @given(st.lists(st.text(max_size=3)), st.text(max_size=3))
-def test_a_set_of_texts_holds_what_was_put_there(texts: list[str], other: str) -> None:
+def test_a_text_set_contains_the_added_texts(texts: list[str], other: str) -> None:
     found, twice = TextSet.of(texts), TextSet.repeated(texts)
     assert len(found) == len(set(texts)) and all(text in found for text in texts)
     assert (other in found) == (other in texts)

@@ -1,4 +1,4 @@
-"""The shard table as columns: it says of every shard what a row of the file says, in a fraction of the memory."""
+"""Tests of the columnar shard table: it equals the rows of its file and takes a fraction of their memory."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def columns_of(shards: Sequence[ShardInfo]) -> ShardTable:
 
 @settings(max_examples=150, deadline=None)
 @given(_shards)
-def test_the_table_is_the_rows(shards: list[ShardInfo]) -> None:
-    """PLAN-1: every row and both fingerprints, to the bit, whatever texts and numbers the table holds."""
+def test_the_table_equals_the_rows(shards: list[ShardInfo]) -> None:
+    """PLAN-1: every row and both fingerprints are bit-identical, for any texts and numbers."""
     table = columns_of(shards)
     assert list(table) == shards and len(table) == len(shards)
     prints = Fingerprints.of([BUCKET], shards, SAMPLES)
@@ -79,8 +79,8 @@ def test_the_table_is_the_rows(shards: list[ShardInfo]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(_shards, st.slices(12))
-def test_selections_and_slices_are_those_of_a_list(shards: list[ShardInfo], part: slice) -> None:
-    """PLAN-1: shards of a bucket and split stand in the table's order, buckets in that of their first shard."""
+def test_selections_and_slices_match_a_list(shards: list[ShardInfo], part: slice) -> None:
+    """PLAN-1: shards of a bucket and split keep the table's order, and buckets keep the order of their first shards."""
     table = columns_of(shards)
     assert set(table.splits) == {shard.split for shard in shards}
     for split in {"train", "nothing"}.union(table.splits):
@@ -110,7 +110,7 @@ def test_indices() -> None:
 
 
 def test_blocks_of_rows_and_files_join(tmp_path: Path) -> None:
-    """More rows than are looked at in one go, in files of which one is empty: the same as one list."""
+    """Files with more rows than fit in one block, one of them empty, equal a single list."""
     names = [f"{number % 7}px" for number in range(40_000)]
     shards = [replace(ROW, bucket_id=name, number=n, sha256=f"{n:064x}") for n, name in enumerate(names)]
     store, files = LocalStore(tmp_path), []
@@ -143,10 +143,8 @@ def test_blocks_of_rows_and_files_join(tmp_path: Path) -> None:
         ({"num_bytes": None}, "missing values in num_bytes"),
     ],
 )
-def test_rows_that_are_no_shards_are_errors_that_name_the_file(
-    tmp_path: Path, values: dict[str, Any], says: str
-) -> None:
-    """SAFE-1: the checksum is right, and what it covers is not; the wrong row is the last of many."""
+def test_invalid_rows_are_errors_that_name_the_file(tmp_path: Path, values: dict[str, Any], says: str) -> None:
+    """SAFE-1: the checksum is correct, but the contents are not; the invalid row is the last of many."""
     good = {field.name: getattr(ROW, field.name) for field in fields(ShardInfo)} | {"path": ROW.path}
     table = pa.Table.from_pylist(
         [good | {"sha256": f"{n:064x}"} for n in range(20_000)] + [good | values], schema=schema(SHARD_TYPES)
@@ -156,7 +154,7 @@ def test_rows_that_are_no_shards_are_errors_that_name_the_file(
 
 
 @pytest.mark.parametrize("num_rows", [0, 2])
-def test_tables_of_other_columns_are_errors_with_rows_and_without(tmp_path: Path, num_rows: int) -> None:
+def test_tables_with_other_columns_are_errors(tmp_path: Path, num_rows: int) -> None:
     good = pa.Table.from_pylist([{"path": ROW.path}] * num_rows, schema=schema(SHARD_TYPES))
     texts = pa.array(["x"] * num_rows, pa.string())
     for wrong in (
@@ -171,7 +169,7 @@ def test_tables_of_other_columns_are_errors_with_rows_and_without(tmp_path: Path
 
 
 def test_every_wrong_byte_of_the_shard_table_is_found_before_a_row_is_made(tmp_path: Path) -> None:
-    """PLAN-1: what is not proved decides no plan."""
+    """PLAN-1: unverified bytes never determine a plan."""
     manifest = seal(tmp_path)
     path = tmp_path / manifest.files.shards[0].path
     data = path.read_bytes()
@@ -181,8 +179,9 @@ def test_every_wrong_byte_of_the_shard_table_is_found_before_a_row_is_made(tmp_p
             _ = open_dataset(tmp_path).shards
 
 
-def test_wrong_bytes_under_a_right_checksum_are_one_error_or_other_shards(tmp_path: Path) -> None:
-    """SAFE-1: whatever a sealed file holds, Arrow's own errors do not come through; the fingerprints find the rest."""
+def test_wrong_bytes_with_a_correct_checksum_are_an_error_or_other_shards(tmp_path: Path) -> None:
+    """SAFE-1: Arrow's own errors never escape, whatever a sealed file contains. The fingerprints find all other
+    changes."""
     shards = [replace(ROW, number=number, num_samples=number + 1) for number in range(40)]
     data, store, found = encode_shards(shards), LocalStore(tmp_path), 0
     for place in range(4, len(data), 7):
@@ -227,8 +226,8 @@ print(len(rows), peak() - before)
 """
 
 
-def test_opening_takes_memory_by_the_table_and_little_of_it(tmp_path: Path) -> None:
-    """PLAN-6: 110 bytes a shard are kept; the file and what reads it are no more than three times that besides."""
+def test_opening_takes_little_memory_per_shard(tmp_path: Path) -> None:
+    """PLAN-6: 110 bytes per shard are kept; the file and its reader take at most three times as much in addition."""
     count, rng = NUM_MANY, np.random.default_rng(0)
     digests = [rng.bytes(32).hex() for _ in range(count)]
     values: dict[str, Any] = {name: getattr(ROW, name) for name in SHARD_TYPES} | {"bucket_id": BUCKET.id}

@@ -1,4 +1,4 @@
-"""Sidecars as files: tensors that go in and come out, bytes that are the same whoever writes them, lies that are found."""
+"""Tests of features on disk: tensors round-trip, bytes do not depend on the writer, and invalid data is detected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NUM_VISITS = 2
 
 
 def tensors_of(key: str, visit: int) -> dict[str, RawTensor]:
-    """What a sample's visit has, as any process makes it."""
+    """Return the tensors of a sample's visit, which are the same in every process."""
     data = hashlib.sha256(f"{key} {visit}".encode()).digest()
     length = 1 + data[0] % 4
     return {
@@ -80,7 +80,7 @@ def sidecar_root(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def digests(root: Path) -> dict[str, str]:
-    """Every file below a folder."""
+    """Return the checksums of all files below a folder."""
     files = (path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -104,8 +104,8 @@ def raw_tensors(draw: st.DrawFn) -> RawTensor:
 @given(
     st.dictionaries(st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,9}", fullmatch=True), raw_tensors(), min_size=1, max_size=6)
 )
-def test_what_goes_in_comes_out_and_is_what_safetensors_writes(tensors: dict[str, RawTensor]) -> None:
-    """Every type and shape; byte for byte the library's own file, in whatever order tensors are named."""
+def test_tensors_round_trip_and_match_safetensors(tensors: dict[str, RawTensor]) -> None:
+    """Every type and shape is encoded byte for byte as by the library, in whatever order the tensors are passed."""
     data = encode_tensors(tensors)
     assert encode_tensors(dict(reversed(tensors.items()))) == data
     assert decode_tensors(data, "here") == {name: replace(one, data=one.data) for name, one in tensors.items()}
@@ -121,49 +121,49 @@ def file_of(header: object, body: bytes = bytes(8), num_bytes: int | None = None
     return (len(text) if num_bytes is None else num_bytes).to_bytes(8, "little") + text + body
 
 
-def told(**changes: Any) -> dict[str, Any]:
+def entry(**changes: Any) -> dict[str, Any]:
     return {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
 
 
 HOSTILE = {
     "empty": b"",
-    "a header longer than the file": file_of(told(), num_bytes=1 << 40),
+    "a header longer than the file": file_of(entry(), num_bytes=1 << 40),
     "a huge header": file_of(b'{"x":' + b" " * (2 << 20) + b"1}"),
-    "no JSON": file_of(b"{" * 64),
+    "not JSON": file_of(b"{" * 64),
     "a deep header": file_of(b"[" * 100_000),
     "a list": file_of([1]),
     "no tensor": file_of({}, b""),
-    "another type": file_of(told(dtype="F128")),
-    "a type that is no text": file_of(told(dtype=["F32"])),
-    "sizes that overflow": file_of(told(shape=[1 << 32, 1 << 32])),
-    "sizes without end": file_of(told(shape=[1 << 400])),
-    "a size below 0": file_of(told(shape=[-2])),
-    "a product of two below 0": file_of(told(shape=[-1, -2])),
-    "a truth value": file_of(told(shape=[True, 2])),
-    "a text": file_of(told(shape="2")),
-    "many dimensions": file_of(told(shape=[1] * 60 + [2])),
-    "no bytes and a huge size": file_of(told(shape=[1 << 40, 0], data_offsets=[0, 0]), b""),
-    "bytes past the end": file_of(told(data_offsets=[8, 16])),
-    "bytes before the start": file_of(told(data_offsets=[-8, 0])),
-    "fewer bytes than sizes": file_of(told(data_offsets=[0, 4]), bytes(4)),
-    "bytes of nobody": file_of(told(), bytes(16)),
-    "a path for a name": file_of({"../x": told()["x"]}),
-    "an empty name": file_of({"": told()["x"]}),
-    "bytes of two": file_of({"x": told()["x"], "y": told()["x"]}),
-    "three ends": file_of(told(data_offsets=[0, 8, 8])),
+    "another type": file_of(entry(dtype="F128")),
+    "a type that is not text": file_of(entry(dtype=["F32"])),
+    "sizes that overflow": file_of(entry(shape=[1 << 32, 1 << 32])),
+    "a size beyond 64 bits": file_of(entry(shape=[1 << 400])),
+    "a size below 0": file_of(entry(shape=[-2])),
+    "two sizes below 0": file_of(entry(shape=[-1, -2])),
+    "a Boolean": file_of(entry(shape=[True, 2])),
+    "a text": file_of(entry(shape="2")),
+    "many dimensions": file_of(entry(shape=[1] * 60 + [2])),
+    "no bytes and a huge size": file_of(entry(shape=[1 << 40, 0], data_offsets=[0, 0]), b""),
+    "bytes past the end": file_of(entry(data_offsets=[8, 16])),
+    "bytes before the start": file_of(entry(data_offsets=[-8, 0])),
+    "fewer bytes than sizes": file_of(entry(data_offsets=[0, 4]), bytes(4)),
+    "unclaimed bytes": file_of(entry(), bytes(16)),
+    "a path for a name": file_of({"../x": entry()["x"]}),
+    "an empty name": file_of({"": entry()["x"]}),
+    "overlapping tensors": file_of({"x": entry()["x"], "y": entry()["x"]}),
+    "three ends": file_of(entry(data_offsets=[0, 8, 8])),
 }
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_a_file_that_lies_is_told(data: bytes) -> None:
-    """SAFE-1: an IntegrityError that says where, and no memory for what is only claimed."""
+def test_an_invalid_file_is_refused(data: bytes) -> None:
+    """SAFE-1: the IntegrityError names the file, and no memory is allocated for claimed sizes."""
     with pytest.raises(IntegrityError, match="in the test is not a readable safetensors file"):
         decode_tensors(data, "in the test")
 
 
 @given(st.integers(0, 200), st.binary(min_size=1, max_size=3))
 def test_changed_bytes_are_an_error_or_other_values(place: int, new: bytes) -> None:
-    """SAFE-1: whatever bytes, it is tensors of what they say, or an IntegrityError."""
+    """SAFE-1: any bytes decode to tensors that fit in them, or raise an IntegrityError."""
     data = encode_tensors(tensors_of("a", 0))
     changed = data[: place % len(data)] + new + data[place % len(data) + len(new) :]
     try:
@@ -181,7 +181,7 @@ def test_changed_bytes_are_an_error_or_other_values(place: int, new: bytes) -> N
         ({"9a": RawTensor("U8", (1,), b"1")}, "tensor '9a'"),
     ],
 )
-def test_what_cannot_be_stored_is_refused(tensors: dict[str, RawTensor], wrong: str) -> None:
+def test_unsupported_tensors_are_refused(tensors: dict[str, RawTensor], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         encode_tensors(tensors)
     for values in (("F31", (1,), b"1"), ("F32", (2,), b"1234"), ("F32", (3, 0), b""), ("U8", (1.0,), b"1")):
@@ -192,10 +192,11 @@ def test_what_cannot_be_stored_is_refused(tensors: dict[str, RawTensor], wrong: 
 # Writing.
 
 
-def test_bytes_hang_on_what_is_written_and_not_on_who_writes(
+def test_bytes_depend_on_the_contents_and_not_on_the_writer(
     dataset: Dataset, sidecar_root: Path, tmp_path: Path
 ) -> None:
-    """SHARD-2: two writers at once, in another order, one of which makes a shard anew: the same files, no more."""
+    """SHARD-2: two writers at once, in another order and with one shard written twice, produce the same files and no
+    others."""
     shards = list(dataset.shards)
     one, other = (SidecarWriter(tmp_path / "s", dataset, MADE_WITH, NUM_VISITS) for _ in range(2))
     for number, shard in enumerate(reversed(shards)):
@@ -209,7 +210,7 @@ def test_bytes_hang_on_what_is_written_and_not_on_who_writes(
         again.write_shard(shards[0], samples_of(dataset, shards[0]))
 
 
-def test_every_tensor_is_found_where_its_index_says(dataset: Dataset, sidecar_root: Path) -> None:
+def test_every_tensor_is_at_its_indexed_offset(dataset: Dataset, sidecar_root: Path) -> None:
     sidecar = open_sidecar(sidecar_root)
     sidecar.check_base(dataset)
     assert sidecar.manifest.num_visits == NUM_VISITS and sidecar.manifest.made_with == MADE_WITH
@@ -228,7 +229,7 @@ def test_every_tensor_is_found_where_its_index_says(dataset: Dataset, sidecar_ro
 
 
 def test_webdataset_reads_the_tars(dataset: Dataset, sidecar_root: Path) -> None:
-    """Interop: a sample a key, a member a visit, files that the library opens."""
+    """There is one sample per key and one member per visit, and the safetensors library reads the members."""
     for shard in dataset.shards:
         read = read_webdataset(sidecar_root / shard.path)
         assert [one["__key__"] for one in read] == [key for key, _ in samples_of(dataset, shard)]
@@ -240,8 +241,8 @@ def test_webdataset_reads_the_tars(dataset: Dataset, sidecar_root: Path) -> None
                 }
 
 
-def test_what_could_not_be_made_has_no_member(dataset: Dataset, tmp_path: Path) -> None:
-    """BAD-1: a sample without a visit, one without any, a shard without any; counted in the manifest."""
+def test_failed_visits_have_no_member(dataset: Dataset, tmp_path: Path) -> None:
+    """BAD-1: a visit, a sample or a whole shard can be missing; missing visits are counted in the manifest."""
     writer = SidecarWriter(tmp_path / "s", dataset, MADE_WITH, NUM_VISITS)
     shards = list(dataset.shards)
     for shard in shards:
@@ -285,8 +286,9 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_a_killed_writer_goes_on_where_it_was(dataset: Dataset, sidecar_root: Path, tmp_path: Path, seed: int) -> None:
-    """SHARD-1: killed with -9 at seeded moments, twice: no finished shard is made again, and the same bytes."""
+def test_a_killed_writer_resumes(dataset: Dataset, sidecar_root: Path, tmp_path: Path, seed: int) -> None:
+    """SHARD-1: after two kills with -9 at seeded moments, no finished shard is written again, and the bytes are the
+    same."""
     root, moments = tmp_path / "s", random.Random(seed)
     kept: dict[Path, int] = {}
     for steps in [moments.randrange(1, 8), moments.randrange(1, 8), 1000]:
@@ -300,7 +302,7 @@ def test_a_killed_writer_goes_on_where_it_was(dataset: Dataset, sidecar_root: Pa
                 process.stdin.write("\n")
                 process.stdin.flush()
             else:
-                assert process.stdout.readline()  # so that it stands somewhere, and not at its start
+                assert process.stdout.readline()  # so that the kill does not come at the start
             process.send_signal(signal.SIGKILL)
         finished = [path.name.removesuffix(".json") for path in root.glob(".staging/*-[0-9]*.json")]
         tars = {path: path.stat().st_mtime_ns for path in root.glob("shards/*/*.tar") if path.stem in finished}
@@ -309,8 +311,8 @@ def test_a_killed_writer_goes_on_where_it_was(dataset: Dataset, sidecar_root: Pa
     assert digests(root) == digests(sidecar_root) and not (root / ".staging").exists()
 
 
-def test_another_sidecar_is_refused_by_what_differs(dataset: Dataset, sidecar_root: Path, tmp_path: Path) -> None:
-    """Begun or sealed: each thing that differs is named, with both values."""
+def test_other_features_are_refused_with_the_differences(dataset: Dataset, sidecar_root: Path, tmp_path: Path) -> None:
+    """For unfinished and for sealed features, each difference is named with both values."""
     begun = tmp_path / "begun"
     SidecarWriter(begun, dataset, MADE_WITH, NUM_VISITS)
     seal(tmp_path / "other", (2, 2))
@@ -340,7 +342,7 @@ def test_another_sidecar_is_refused_by_what_differs(dataset: Dataset, sidecar_ro
         SidecarWriter(tmp_path / "none", dataset, {}, 0)
 
 
-def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_path: Path) -> None:
+def test_tensors_that_do_not_match_a_shard_are_refused(dataset: Dataset, tmp_path: Path) -> None:
     writer, shard = SidecarWriter(tmp_path / "s", dataset, MADE_WITH, NUM_VISITS), dataset.shards[1]
     samples = list(samples_of(dataset, shard))
     x = {"x": RawTensor("U8", (1,), b"1")}
@@ -382,7 +384,7 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
     assert writer.seal(NULL).null_file is not None
 
 
-# Lies.
+# Invalid features.
 
 
 @pytest.fixture
@@ -410,7 +412,7 @@ def copy(dataset: Dataset, sidecar_root: Path, tmp_path: Path) -> Path:
         lambda v: v.update(made_with=[1]),
     ],
 )
-def test_a_manifest_that_lies_is_refused(copy: Path, change: Any) -> None:
+def test_an_invalid_manifest_is_refused(copy: Path, change: Any) -> None:
     """SAFE-1."""
     edit_manifest(copy, change)
     with pytest.raises(DatasetError):
@@ -418,7 +420,7 @@ def test_a_manifest_that_lies_is_refused(copy: Path, change: Any) -> None:
 
 
 def test_a_changed_byte_is_found_wherever_it_is(dataset: Dataset, copy: Path) -> None:
-    """FETCH-1: manifest, tables, null; a missing file too."""
+    """FETCH-1: changed or truncated manifests, tables and null tensors are errors."""
 
     def read() -> None:
         sidecar = open_sidecar(copy)
@@ -467,13 +469,13 @@ def shards_table(rows: int, **columns: Any) -> bytes:
         shards_table(2, bucket_id=[1, 2]),
         shards_table(2, num_bytes=[None, 1]),
         shards_table(2, sha256=["a", "b"]),
-        shards_table(1_000_000),  # run lengths make it small
+        shards_table(1_000_000),  # run-length encoding makes it small
         shards_table(1, bucket_id=[" " * (80 << 20)]),
     ],
     ids=lambda data: f"{len(data)} bytes",
 )
-def test_a_table_of_shards_that_lies_is_told(data: bytes) -> None:
-    """SAFE-1: also one that claims more rows than its bytes can hold checksums of."""
+def test_an_invalid_shard_table_is_refused(data: bytes) -> None:
+    """SAFE-1: this includes a table that claims more rows than its bytes can hold checksums for."""
     with pytest.raises(IntegrityError, match="in the test cannot be read"):
         SidecarShards.read(data, "in the test")
 
@@ -508,8 +510,8 @@ SHARD = SidecarShard("b", 0, 0, "0" * 64, 10240, "0" * 64, 100, 1000, "0" * 64)
         ({"offset": ["512", "1", "2", "3"]}, 2),
     ],
 )
-def test_a_table_of_members_that_lies_is_told(columns: dict[str, Any], num_samples: int) -> None:
-    """SAFE-1: more rows, other visits, places that the tar does not have, sizes above the shard's largest."""
+def test_an_invalid_member_table_is_refused(columns: dict[str, Any], num_samples: int) -> None:
+    """SAFE-1: extra rows, other visits, offsets outside the tar, and sizes above the shard's maximum are refused."""
     good = MemberTable.read(members_table(), SHARD, 2, 2, "here")
     assert [good.place(1, visit) for visit in (0, 1, 2)] == [(2560, 10, bytes(32)), None, (2560, 10, bytes(32))]
     with pytest.raises(IntegrityError, match="in the test"):
@@ -517,7 +519,7 @@ def test_a_table_of_members_that_lies_is_told(columns: dict[str, Any], num_sampl
 
 
 def test_only_the_index_of_the_shard_is_read(dataset: Dataset, copy: Path) -> None:
-    """PLAN-6: nothing of another shard, which may be gone."""
+    """PLAN-6: the indexes of other shards are not read and may be missing."""
     wanted = dataset.shards[2]
     for shard in dataset.shards:
         if shard is not wanted and shard.path != wanted.path:
@@ -527,8 +529,8 @@ def test_only_the_index_of_the_shard_is_read(dataset: Dataset, copy: Path) -> No
     assert too_large.index_file == FileInfo("index/b-000000.parquet", 1 << 40, "0" * 64)
 
 
-def test_a_sidecar_of_another_dataset_is_refused(dataset: Dataset, sidecar_root: Path, tmp_path: Path) -> None:
-    """Fingerprints are named, both values of each, and what to do."""
+def test_features_of_another_dataset_are_refused(dataset: Dataset, sidecar_root: Path, tmp_path: Path) -> None:
+    """The error names each fingerprint with both values, and a remedy."""
     seal(tmp_path / "other", (2, 2, 1))
     with pytest.raises(
         ConfigError, match=r"fingerprints.content is .* in the features, but .*fingerprints.plan is .*streamvid encode"
@@ -542,7 +544,7 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Dataset, sidecar_root:
 
 @settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(0, 40), st.integers(0, 4))
-def test_a_visit_takes_a_stored_one_modulo_their_number(num_visits: int, visit: int, row: int) -> None:
+def test_visits_repeat_the_stored_visits(num_visits: int, visit: int, row: int) -> None:
     import numpy as np
 
     count = 5 * num_visits

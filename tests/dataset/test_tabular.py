@@ -1,4 +1,4 @@
-"""One reader and one typer of metadata: the same columns, types and broken rows whoever reads them."""
+"""Tests of reading and typing tabular metadata: every caller gets the same columns, types and broken rows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def blocks(path: Path) -> list[RowBlock]:
 @pytest.mark.parametrize(("cells", "kind", "values"), CELLS)
 @pytest.mark.parametrize("num_blocks", [1, 2])
 def test_text_is_typed_by_all_its_cells(cells: list[str], kind: str, values: list[Any], num_blocks: int) -> None:
-    """However the rows are split into blocks."""
+    """The type does not depend on how the rows are split into blocks."""
     middle = len(cells) // 2 if num_blocks == 2 else 0
     columns = [Column(pa.array(part, pa.large_string()), "text") for part in (cells[:middle], cells[middle:])]
     found = common_kind(column.kinds() for column in columns)
@@ -75,7 +75,7 @@ def test_json_is_typed_by_its_values(tmp_path: Path, given: list[Any], kind: str
 
 
 def test_a_parquet_bomb_is_refused_by_its_footer(tmp_path: Path) -> None:
-    """SAFE-1: a file of kilobytes with a text of 80 MiB."""
+    """SAFE-1: a file of a few kilobytes contains a text of 80 MiB."""
     path = tmp_path / "metadata.parquet"
     pq.write_table(pa.table({"video": ["a.mp4"], "text": [" " * (80 << 20)]}), path, compression="zstd")
     with pytest.raises(SourceError, match=r"metadata.parquet is not a readable.*unpacks to 8\d{7} bytes; at most"):
@@ -119,7 +119,7 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
 
 
 def test_rows_keep_their_places_over_blocks(tmp_path: Path) -> None:
-    """SHARD-3: broken rows stay where they are, with the lines of the file."""
+    """SHARD-3: broken rows keep their positions, and their errors name lines of the file."""
     count = BLOCK_ROWS + 10
     broken = {3: "line 5 has 1 fields, but the header has 2", BLOCK_ROWS + 2: f"line {BLOCK_ROWS + 4} has 3 fields"}
     with (tmp_path / "m.csv").open("w", newline="") as file:
@@ -142,7 +142,7 @@ def test_rows_keep_their_places_over_blocks(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_not_unicode_are_broken(tmp_path: Path) -> None:
-    """Their cells stay printable, so that reports can show them."""
+    """The cells of these rows stay printable, so that reports can show them."""
     (tmp_path / "m.csv").write_bytes(b"path,n\na.mp4,1\nb\xff.mp4,2\n")
     (tmp_path / "m.jsonl").write_bytes(b'{"path": "a.mp4", "n": 1}\n{"path": "b\\ud800.mp4", "n": ["\xff"]}\n')
     for name, column in (("m.csv", "path"), ("m.jsonl", "path")):
@@ -181,13 +181,13 @@ def test_a_text_that_only_looks_like_a_list_is_one_caption(text: str) -> None:
 
 
 def test_a_text_may_hold_a_list_of_captions() -> None:
-    """As CSV cells do, and the index in its own form of pairs."""
+    """CSV cells contain such lists, and so does the index, as pairs of text and weight."""
     assert listed_captions('["a", {"text": "b"}]') == ["a", {"text": "b"}]
     assert listed_captions('[["a", 1.0]]') == listed_captions([["a", 1.0]]) == [{"text": "a", "weight": 1.0}]
 
 
 def test_a_long_field_is_read_whole(tmp_path: Path) -> None:
-    """Above the 131,072 characters that Python's csv accepts by default."""
+    """A field may exceed the 131,072 characters that Python's csv accepts by default."""
     path, text = tmp_path / "long.csv", "ab" * 200_000
     path.write_text(f"path,caption\na.mp4,{text}\n")
     (block,) = [block for block in read_blocks(path) if block.num_rows]

@@ -1,4 +1,4 @@
-"""`verify` names what is wrong, all of it and nothing else; an interrupted run goes on."""
+"""Tests of `verify`: it reports every problem and nothing else, and an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def tars(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", DATASETS)
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_dataset_that_is_right_is_right(name: str, deep: bool, tmp_path: Path) -> None:
-    """Every kind of clips; nothing there changes, and no journal stays."""
+def test_an_intact_dataset_has_no_problems(name: str, deep: bool, tmp_path: Path) -> None:
+    """This holds for every kind of clip. No file changes, and no journal remains."""
     before, newest = tree_of(FROZEN / name), tree_of_newest(FROZEN / name)
     seen: list[tuple[str, int, int]] = []
     report = verify_dataset(FROZEN / name, deep=deep, journal=tmp_path, progress=lambda *event: seen.append(event))
@@ -50,7 +50,7 @@ def test_a_dataset_that_is_right_is_right(name: str, deep: bool, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset with clips, images and packets, that tests damage and set right again."""
+    """Dataset with clips, images and packets, which tests damage and restore."""
     root = tmp_path_factory.mktemp("native") / "dataset"
     shutil.copytree(FROZEN / "native", root)
     return root
@@ -62,7 +62,7 @@ FILES = sorted(tree_of(FROZEN / "native"))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(FILES), place=st.integers(0, 10**6), mask=st.integers(1, 255))
 def test_a_changed_byte_is_named_with_its_file_and_sample(native: Path, name: str, place: int, mask: int) -> None:
-    """Any byte of any file: exactly this file, and of a clip or a packet table exactly the samples that it hits."""
+    """The report names exactly the changed file and, for a clip or a packet table, exactly the affected samples."""
     path, data = native / name, (native / name).read_bytes()
     position = place % len(data)
     flip(path, position, mask)
@@ -71,7 +71,7 @@ def test_a_changed_byte_is_named_with_its_file_and_sample(native: Path, name: st
         changed = path.read_bytes()
     finally:
         path.write_bytes(data)
-    if name == "manifest.json" and report.is_right:  # white space, and nothing else, is no content
+    if name == "manifest.json" and report.is_right:  # a change of whitespace only
         assert json.loads(changed) == json.loads(data)
         return
     assert not report.is_right and named(report) == {name} and report.num_files_wrong == 1
@@ -103,8 +103,10 @@ def a_folder(path: Path) -> None:
 
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("damage", [Path.unlink, truncated, longer, a_folder])
-def test_a_file_that_is_gone_or_has_another_size(tmp_path: Path, damage: Callable[[Path], None], deep: bool) -> None:
-    """Without reading shards too; all samples of a tar that is gone are hit, and their keys are named."""
+def test_a_file_that_is_missing_or_has_another_size_is_reported(
+    tmp_path: Path, damage: Callable[[Path], None], deep: bool
+) -> None:
+    """No shard has to be read. For a tar, the keys of all its samples are reported."""
     root = tmp_path / "dataset"
     for name in FILES:
         if name == "manifest.json":
@@ -121,7 +123,7 @@ def test_a_file_that_is_gone_or_has_another_size(tmp_path: Path, damage: Callabl
         shutil.rmtree(root)
 
 
-def test_an_index_that_is_gone_says_how_many_samples_are_hit(tmp_path: Path) -> None:
+def test_a_missing_index_reports_the_number_of_affected_samples(tmp_path: Path) -> None:
     seal_whole(tmp_path / "dataset", 4)
     for path in (tmp_path / "dataset").glob("index/samples-*"):
         path.unlink()
@@ -130,7 +132,7 @@ def test_an_index_that_is_gone_says_how_many_samples_are_hit(tmp_path: Path) -> 
         assert report.num_problems == 1 and report.problems[0].num_keys == 12 and report.is_complete
 
 
-def test_a_shard_table_that_is_damaged_ends_it(tmp_path: Path) -> None:
+def test_a_damaged_shard_table_ends_the_run(tmp_path: Path) -> None:
     seal_whole(tmp_path / "dataset")
     (path,) = (tmp_path / "dataset").glob("index/shards-*")
     flip(path, 10)
@@ -139,7 +141,7 @@ def test_a_shard_table_that_is_damaged_ends_it(tmp_path: Path) -> None:
     assert named(report) == {f"index/{path.name}"}
 
 
-def test_other_files_are_named_and_left_alone(tmp_path: Path) -> None:
+def test_extra_files_are_reported_and_kept(tmp_path: Path) -> None:
     root = tmp_path / "dataset"
     shutil.copytree(FROZEN / "native", root)
     (root / "notes.txt").write_text("mine")
@@ -150,8 +152,8 @@ def test_other_files_are_named_and_left_alone(tmp_path: Path) -> None:
     assert (root / "notes.txt").read_text() == "mine"
 
 
-def test_captions_that_do_not_have_their_checksum_are_content(tmp_path: Path) -> None:
-    """A flaw that all right copies share: no copy repairs it, and the remedy says so."""
+def test_captions_with_a_wrong_checksum_are_content_problems(tmp_path: Path) -> None:
+    """All intact copies share this problem, so no copy repairs it, and the remedy says so."""
     seal_whole(tmp_path / "dataset", 2, caption="other words {}")
     assert verify_dataset(tmp_path / "dataset").is_right
     report = verify_dataset(tmp_path / "dataset", deep=True, journal=tmp_path)
@@ -169,15 +171,15 @@ def test_all_problems_are_counted_and_the_first_are_kept(tmp_path: Path) -> None
     assert json.loads(json.dumps(report.to_json()))["num_problems"] == 2 * num_shards
 
 
-def test_no_dataset_is_an_error_and_no_finding(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_an_error_and_not_a_finding(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"manifest\.json is missing"):
         verify_dataset(tmp_path)
     with pytest.raises(ConfigError, match="workers=0"):
         verify_dataset(FROZEN / "native", workers=0)
 
 
-def test_a_file_that_cannot_be_read_is_a_finding_and_a_store_that_is_away_an_error(tmp_path: Path) -> None:
-    """FETCH-1: nobody is told that a dataset is damaged because the network was down."""
+def test_an_unreadable_file_is_a_finding_and_an_unreachable_store_an_error(tmp_path: Path) -> None:
+    """FETCH-1: a network failure is never reported as damage."""
     seal_whole(tmp_path / "dataset")
     store = Watched(LocalStore(tmp_path / "dataset"))
     first = tars(tmp_path / "dataset")[0]
@@ -208,15 +210,15 @@ def stopping_at(number: int) -> Callable[[str, int, int], None]:
     return progress
 
 
-def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    """Shards that were read are not read again, but where they have changed since; a run to the end begins anew."""
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
+    """Verified shards are read again only if they have changed since. A completed run leaves nothing to resume."""
     root, journal = tmp_path / "dataset", tmp_path / "journal"
     seal_whole(root, 12)
     paths = tars(root)
     for stop in (3, 7):
         with pytest.raises(KeyboardInterrupt):
             verify_dataset(LocalStore(root), deep=True, workers=1, journal=journal, progress=stopping_at(stop))
-    flip(root / paths[1], 700)  # read by now
+    flip(root / paths[1], 700)  # already read
     store = Watched(LocalStore(root))
     report = verify_dataset(store, deep=True, workers=1, journal=journal)
     assert named(report) == {paths[1]}
@@ -227,7 +229,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     assert again.num_shards_resumed == 0 and named(again) == {paths[1]}
 
 
-def test_fresh_reads_all_of_it(tmp_path: Path) -> None:
+def test_fresh_reads_everything(tmp_path: Path) -> None:
     seal_whole(tmp_path / "dataset", 8)
     with pytest.raises(KeyboardInterrupt):
         verify_dataset(tmp_path / "dataset", deep=True, journal=tmp_path / "journal", progress=stopping_at(6))
@@ -237,7 +239,7 @@ def test_fresh_reads_all_of_it(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of five shards that tests damage and set right again."""
+    """Dataset of five shards, which tests damage and restore."""
     root = tmp_path_factory.mktemp("five") / "dataset"
     seal_whole(root, 5, clip_bytes=64)
     return root
@@ -246,7 +248,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10**5), mask=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_journal_never_vouches_for_a_shard(five: Path, place: int, mask: int, cut: bool) -> None:
-    """A torn or changed line counts as not written, and none makes an error."""
+    """A torn or changed line counts as not written and never causes an error."""
     root, journal = five, five.parent / "journal"
     with pytest.raises(KeyboardInterrupt):
         verify_dataset(root, deep=True, workers=1, journal=journal, progress=stopping_at(4))
@@ -261,14 +263,14 @@ def test_a_damaged_journal_never_vouches_for_a_shard(five: Path, place: int, mas
     assert report.num_shards_resumed <= 4
 
 
-def test_a_journal_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
+def test_an_unwritable_journal_does_not_stop_the_run(tmp_path: Path) -> None:
     seal_whole(tmp_path / "dataset")
     (tmp_path / "journal").write_text("a file where a folder should be")
     assert verify_dataset(tmp_path / "dataset", deep=True, journal=tmp_path / "journal").is_right
 
 
 def test_reads_are_small_and_each_byte_is_read_once(tmp_path: Path) -> None:
-    """No request of more than 16 MiB, however large a tar is; clips that span requests are proved too."""
+    """No request exceeds 16 MiB, however large a tar is. Clips that span several requests are verified too."""
     root = tmp_path / "dataset"
     seal_whole(root, 1, clip_bytes=12 * 2**20)
     store = Watched(LocalStore(root))
@@ -281,8 +283,8 @@ def test_reads_are_small_and_each_byte_is_read_once(tmp_path: Path) -> None:
     assert [problem.keys for problem in report.problems] == [("s0-1",)]
 
 
-def test_bytes_that_went_wrong_on_their_way_are_read_again(tmp_path: Path) -> None:
-    """FETCH-1: only what is stored wrong is a finding."""
+def test_bytes_corrupted_in_transit_are_read_again(tmp_path: Path) -> None:
+    """FETCH-1: only wrong bytes in the store itself are reported."""
     seal_whole(tmp_path / "dataset")
     store, seen = Watched(LocalStore(tmp_path / "dataset")), set()
 
@@ -308,8 +310,8 @@ print(len(report.problems), report.num_shards_resumed, flush=True)
 """
 
 
-def test_killed_runs_go_on_and_find_the_same(tmp_path: Path) -> None:
-    """kill -9 at seeded moments: the next run ends with the one finding that there is."""
+def test_killed_runs_resume_with_the_same_findings(tmp_path: Path) -> None:
+    """After kill -9 at seeded moments, the next run reports the only existing problem."""
     root, journal, rng = tmp_path / "dataset", tmp_path / "journal", random.Random(5)
     seal_whole(root, 150)
     flip(root / tars(root)[60], 800)
@@ -327,7 +329,7 @@ def test_killed_runs_go_on_and_find_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_dataset_in_a_bucket(tmp_path: Path, moto_server: S3Server, s3_env: S3Env, deep: bool) -> None:
-    """The same findings as on a disk, by a real server; an interrupted run goes on there too."""
+    """A real server gives the same findings as a disk, and an interrupted run resumes there too."""
     s3_env(moto_server)
     seal_whole(tmp_path / "dataset", 9)
     bucket = moto_server.new_bucket()

@@ -1,4 +1,4 @@
-"""A small sealed dataset with all checksums right, and stores that count, fail or lie."""
+"""Small sealed dataset with correct checksums, and a store that counts reads, fails or returns wrong bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.dataset.samples import BUCKETS, ROW, USER_TYPES, Part, clip_offsets, 
 def seal_whole(
     root: Path, num_shards: int = 6, clip_bytes: int = 3000, caption: str = "words {}", has_shards: bool = True
 ) -> Manifest:
-    """Seal three samples per shard, whose clips are not videos. Captions' checksums are always those of "words KEY"."""
+    """Seal three samples per shard, whose clips are not videos. Caption checksums always match "words KEY"."""
 
     def part_of(number: int) -> Part:
         keys = [f"s{number}-{index}" for index in range(3)]
@@ -45,7 +45,7 @@ def seal_whole(
 
 
 def with_captions(data: bytes, caption: str) -> bytes:
-    """A sample file with other captions, beside the checksums of those that it had."""
+    """Return a sample file with other captions and the unchanged caption checksums."""
     file, sink = pq.ParquetFile(pa.BufferReader(data)), io.BytesIO()
     with pq.ParquetWriter(sink, file.schema_arrow) as writer:
         for number in range(file.num_row_groups):
@@ -57,7 +57,7 @@ def with_captions(data: bytes, caption: str) -> bytes:
 
 
 class Watched:
-    """A store that counts what is read of each file, and lets a test look at, change or refuse what is done."""
+    """Store that counts the bytes read from each file and lets a test inspect, change or refuse operations."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -93,7 +93,7 @@ class Watched:
 
 
 def flip(path: Path, position: int, mask: int = 1) -> None:
-    """Change a byte of a file, in place."""
+    """Change a byte of a file in place."""
     with path.open("r+b") as file:
         file.seek(position)
         (byte,) = file.read(1)

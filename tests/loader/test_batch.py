@@ -74,7 +74,7 @@ def test_is_a_read_only_mapping(batch: streamvid.Batch) -> None:
     assert dict(batch)["text"] is batch.text
     with pytest.raises(AttributeError, match="read-only"):
         batch.text = []
-    with pytest.raises(AttributeError, match="has no field 'caption'; its fields are video, text"):
+    with pytest.raises(AttributeError, match="has no 'caption' field; its fields are video, text"):
         _ = batch.caption
     assert "96x64-5f" in repr(batch) or "64x96-9f" in repr(batch)
 

@@ -333,7 +333,7 @@ def test_a_batch_of_clips_describes_itself(dataset: Path) -> None:
     with loader_of(dataset, output={"decode": False}) as loader:
         batch = next(iter(loader))
         assert batch.bucket.id in repr(batch) and "2 samples" in repr(batch)
-        with pytest.raises(AttributeError, match="no field 'video'; its fields are clips"):
+        with pytest.raises(AttributeError, match="no 'video' field; its fields are clips"):
             _ = batch.video
         moved = batch.to("cpu")
         assert moved.clips[0].data.data_ptr() == batch.clips[0].data.data_ptr()

@@ -191,7 +191,7 @@ except streamvid.StreamvidError as error:
     print(error)
 """
     said = run_python(code).stdout
-    assert "requires the package prometheus-client; run pip install 'streamvid[metrics]'" in said
+    assert "requires the prometheus-client package; run pip install 'streamvid[metrics]'" in said
 
 
 def lines_of(folder: Path) -> Iterator[dict[str, Any]]:

@@ -188,7 +188,9 @@ def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:
             built_again(model)
     (model / "model_index.json").write_text(json.dumps(index))
     (model / "vae").rename(tmp_path / "vae")
-    with pytest.raises(ConfigError, match=r"has no folder vae, which model_index\.json lists as .*AutoencoderKLWan"):
+    with pytest.raises(
+        ConfigError, match=r"has no vae folder, but model_index\.json lists this component as .*AutoencoderKLWan"
+    ):
         built_again(model)
     with pytest.raises(ConfigError, match=r"model_index\.json does not exist.*--set model\.args\.download=true"):
         built_again(tmp_path)

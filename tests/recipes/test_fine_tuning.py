@@ -158,7 +158,7 @@ def test_a_dataset_without_held_out_clips_trains_without_evaluation(
 ) -> None:
     config = of(place, "--set", "max_steps=1", output=tmp_path / "run")
     train(config)
-    assert "evaluation is disabled, because no dataset has the split 'val'; shard with --val-fraction" in caplog.text
+    assert "evaluation is disabled, because no dataset has a 'val' split; shard with --val-fraction" in caplog.text
     with pytest.raises(ConfigError, match=r"--set eval\.steps=null --set eval\.sample_steps=null"):
         train(of(place, "--set", "eval.sample_steps=1", output=tmp_path / "samples"))
 

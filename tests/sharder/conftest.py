@@ -1,4 +1,4 @@
-"""A small source folder of real clips, and the dataset that an undisturbed run makes of it."""
+"""Small source folder of real clips, and the datasets that an undisturbed run builds from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NATIVE = {**OPTIONS, "clips": "native"}
 
 @dataclass(frozen=True)
 class Built:
-    """A dataset and how it came about."""
+    """Dataset, with its source, options and report."""
 
     source: Path
     dest: Path
@@ -34,11 +34,11 @@ class Built:
 
 
 class Stop(Exception):
-    """Raised in a caller's own callback."""
+    """Exception raised in a caller's own callback."""
 
 
 def stop_at(phase: str, done: int) -> Callable[[str, int, int], None]:
-    """A callback that stops a run once so many units of a phase are done."""
+    """Return a callback that stops a run once this number of units of a phase is done."""
 
     def progress(now: str, count: int, total: int) -> None:
         if now == phase and count >= done:
@@ -48,7 +48,7 @@ def stop_at(phase: str, done: int) -> Callable[[str, int, int], None]:
 
 
 def noted(phase: str, counts: list[int]) -> Callable[[str, int, int], None]:
-    """A callback that appends how many units of a phase are done, each time."""
+    """Return a callback that appends the number of completed units of a phase at each event."""
     return lambda now, done, total: counts.append(done) if now == phase else None
 
 
@@ -57,7 +57,7 @@ def rows_of(dest: Path) -> list[dict[str, Any]]:
 
 
 def make_source(folder: Path) -> None:
-    """14 good files and 5 that must be rejected, with a metadata.csv of awkward captions."""
+    """Write 14 good files, 5 that must be rejected, and a metadata.csv with awkward captions."""
     wide, tall = frames_of("bikes", 96, 64, 20), frames_of("carphone_pristine", 64, 96, 12)
     files = {
         "a/clip_1.5s_a.mp4": encode(wide[:10]),
@@ -107,11 +107,11 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="session")
 def native(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The same source with its clips encoded."""
+    """Dataset of the same source with native clips."""
     return build(source, tmp_path_factory.mktemp("native") / "dataset", NATIVE)
 
 
 @pytest.fixture(params=["built", "native"])
 def either(request: pytest.FixtureRequest) -> Built:
-    """Copies, and native clips."""
+    """Dataset of copies or of native clips, in turn."""
     return cast(Built, request.getfixturevalue(request.param))

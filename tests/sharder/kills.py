@@ -1,4 +1,4 @@
-"""Kills of parts of a cluster in a given phase of a build, and what must be true at the end."""
+"""Kills of parts of a cluster in a given phase of a build, and the checks that follow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Identities = dict[str, tuple[int, int]]
 
 
 def phases_begun(dest: Path) -> set[str]:
-    """Phases that a run or a task at `dest` has begun."""
+    """Return the phases that a run or a task at `dest` has begun."""
     found = set()
     with contextlib.suppress(OSError, ValueError):  # files are being replaced and folders removed
         for file in dest.glob(".staging/**/status.json"):
@@ -38,7 +38,7 @@ def wait_for_phase(dest: Path, phase: str, is_alive: Callable[[], bool]) -> None
 
 
 def children_of(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Children of those that still run."""
+    """Return the children of those processes that still run."""
     found = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -61,7 +61,7 @@ def run_and_kill(
     *,
     may_fail: bool,
 ) -> Identities:
-    """Run a command and call `kill` in a phase; the shards that were finished then."""
+    """Run a command and call `kill` in a phase; return the shards that were finished at that moment."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(list(map(str, words)), cwd=ROOT, text=True, **pipes) as driver:  # type: ignore[call-overload]
         wait_for_phase(dest, phase, lambda: driver.poll() is None)
@@ -74,7 +74,7 @@ def run_and_kill(
 
 
 def check_end(dest: Path, built: Built, finished: Identities) -> None:
-    """The same bytes; no shard that was finished was built again; neither files nor processes are left."""
+    """Assert that the bytes are the same, no finished shard was built again, and no file or process is left."""
     assert tree_of(dest) == built.tree
     assert {path.name for path in dest.iterdir()} == {path.name for path in built.dest.iterdir()}
     tars = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in dest.glob("shards/*/*.tar")}
@@ -86,7 +86,7 @@ def check_end(dest: Path, built: Built, finished: Identities) -> None:
 
 
 def processes_in(dest: Path) -> list[int]:
-    """Processes that have a file below `dest` open, which may be removed by now."""
+    """Return the processes that have a file below `dest` open, even if the file has been removed."""
     found = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

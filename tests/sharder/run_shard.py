@@ -1,8 +1,9 @@
-"""One run of the sharder as a process of its own, told when to be killed. Arguments are one JSON object:
+"""One run of the sharder in a process of its own, which can be killed at a given moment.
 
+The argument is one JSON object with these fields:
 source, dest, options; kill: [phase, done, delay in seconds] or null; kill_worker: [phase, done] or null; verb: "append"
 to add the source to the dataset with `options` as nested fields.
-Prints a line for each event of progress.
+Prints one line per progress event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Units of work for the pool's tests, good and bad; imported by worker processes."""
+"""Good and bad units of work for the tests of the pool, imported by worker processes."""
 
 from __future__ import annotations
 

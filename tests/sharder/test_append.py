@@ -1,4 +1,4 @@
-"""`streamvid append`: new rows of real clips in the next version of a dataset, judged from what readers get."""
+"""Tests of `streamvid append`: it adds new rows of real clips in the next version of a dataset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NUM_OLD, NUM_GOOD = 9, 14
 
 
 class Growing:
-    """A folder of videos whose metadata has some of its rows, and a dataset of them."""
+    """Folder of videos whose metadata lists only the given rows, and a dataset of these rows."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         self.source, self.dest = folder / "source", folder / "ds"
@@ -62,7 +62,7 @@ def growing(source: Path, tmp_path: Path) -> Growing:
 
 
 def delivered(dataset: Path, **options: Any) -> list[str]:
-    """Keys of all samples that an epoch delivers."""
+    """Return the keys of all samples that an epoch delivers."""
     with streamvid.VideoLoader(
         dataset, batch_size=1, num_workers=0, num_epochs=1, output={"decode": False}, **options
     ) as loader:
@@ -74,14 +74,14 @@ def keys_of(dataset: Path) -> list[str]:
 
 
 def assert_kept(before: Tree, after: Tree) -> None:
-    """Files of an earlier version stay as they are, except those that a version replaces."""
+    """Assert that files of an earlier version are unchanged, except those that each version replaces."""
     replaced = ("manifest.json", ".nv-meta/.info.json", ".nv-meta/split.yaml")
     assert {path: data for path, data in before.items() if path not in replaced}.items() <= after.items()
 
 
 @pytest.mark.parametrize("options", [{}, {"clips": "native"}], ids=["copies", "native"])
-def test_new_rows_join_and_files_that_exist_stay(growing: Growing, tmp_path: Path, options: dict[str, Any]) -> None:
-    """SHARD-2, SHARD-3, PLAN-4: the samples are those of one build, and each is delivered once."""
+def test_new_rows_are_added_and_existing_files_stay(growing: Growing, tmp_path: Path, options: dict[str, Any]) -> None:
+    """SHARD-2, SHARD-3, PLAN-4: the dataset has the same samples as a single build, and each is delivered once."""
     growing.build(growing.rows[:NUM_OLD], **options)
     before = tree_of(growing.dest)
     planned = append(growing.dest, growing.write(growing.rows), ONE, dry_run=True)
@@ -125,8 +125,8 @@ def test_a_known_row_is_recognized_without_opening_its_file(growing: Growing) ->
     assert (report.num_known, report.num_samples, report.rejections) == (NUM_OLD, 1, ())
 
 
-def test_rows_of_one_file_are_told_apart_by_captions_and_time_ranges(growing: Growing) -> None:
-    """Keys stay unique, and another file of the same name is not taken for the known one."""
+def test_rows_of_one_file_are_distinguished_by_captions_and_time_ranges(growing: Growing) -> None:
+    """Keys stay unique, and another file with the same name is not mistaken for the known one."""
     columns = {"time_columns": ("start", "end")}
     row = {"path": "b/long.MP4", "caption": "a", "start": 0, "end": 0.36}
     growing.build([row, row], **columns, buckets=OPTIONS["buckets"])
@@ -139,7 +139,7 @@ def test_rows_of_one_file_are_told_apart_by_captions_and_time_ranges(growing: Gr
 
 
 def test_a_file_that_was_incomplete_is_added_when_it_is_complete(growing: Growing, tmp_path: Path) -> None:
-    """SHARD-3: a rejected row is known only with the size of its file, unless the file has samples."""
+    """SHARD-3: a rejected row stays known only while its file keeps its size, unless the file has samples."""
     paths = [growing.source / row["path"] for row in growing.rows[:3]]
     complete = [path.read_bytes() for path in paths]
     for path, data in zip(paths[1:], complete[1:], strict=True):
@@ -209,7 +209,7 @@ def take_down(dataset: Path, source: str) -> None:
 
 
 def test_a_file_whose_samples_were_removed_is_not_added_again(growing: Growing) -> None:
-    """A takedown stays: neither the same row nor another row of the file returns."""
+    """After a takedown, neither the same row nor another row of the file returns."""
     growing.build(growing.rows[:NUM_OLD])
     taken = growing.rows[2]
     take_down(growing.dest, taken["path"])
@@ -223,7 +223,7 @@ def test_a_file_whose_samples_were_removed_is_not_added_again(growing: Growing) 
 
 
 def test_columns_may_be_new_missing_or_wider(growing: Growing, tmp_path: Path) -> None:
-    """Samples have the columns of their own rows; all others are missing."""
+    """Samples have values for the columns of their own rows; all other values are missing."""
     old, new = growing.rows[:2], growing.rows[2:4]
     growing.build([{**row, "motion": number} for number, row in enumerate(old)])
     later = write_rows(tmp_path / "later.csv", [{"source": row["path"], "nsfw": 0.5} for row in old])
@@ -252,7 +252,7 @@ def test_columns_may_be_new_missing_or_wider(growing: Growing, tmp_path: Path) -
     assert Counter(row["user.mood"] for row in rows_of(growing.dest)) == {None: 2, "calm": 2, "1": 1}
 
 
-def test_other_options_than_the_datasets_are_refused(growing: Growing) -> None:
+def test_options_that_differ_from_the_dataset_are_refused(growing: Growing) -> None:
     growing.build(growing.rows[:NUM_OLD])
     with pytest.raises(ConfigError, match=r"seed: the dataset at .* has 5, but 6 was given"):
         growing.append(growing.rows, seed=6)
@@ -270,7 +270,7 @@ def test_other_options_than_the_datasets_are_refused(growing: Growing) -> None:
 
 
 def test_a_dataset_whose_near_duplicates_were_dropped_is_refused(growing: Growing, tmp_path: Path) -> None:
-    """The error names what helps, and it does."""
+    """The error names a remedy, and the remedy works."""
     growing.build(growing.rows[:2], dedup="mark")
     with pytest.raises(
         ConfigError, match=f"only if all rows are compared with each other.*streamvid merge {growing.dest} DEST"
@@ -281,7 +281,7 @@ def test_a_dataset_whose_near_duplicates_were_dropped_is_refused(growing: Growin
 
 
 def test_rows_that_are_all_rejected_are_recorded_once(growing: Growing) -> None:
-    """SHARD-3: they are not probed again, whether or not the input has known rows too."""
+    """SHARD-3: these rows are not probed again, whether or not the input also has known rows."""
     growing.build(growing.rows[:1])
     bad = {row["path"]: row for row in growing.rows if row["path"].startswith("bad/")}
     first, second = (growing.append([growing.rows[0], bad["bad/text.mp4"]]) for _ in range(2))
@@ -321,7 +321,7 @@ def test_unfinished_work_of_one_verb_refuses_the_other(growing: Growing) -> None
 
 
 def test_tasks_share_an_append(growing: Growing, tmp_path: Path) -> None:
-    """SHARD-1: two tasks and a run that publishes write the files of one run."""
+    """SHARD-1: two tasks and a run that publishes write the same files as a single run."""
     growing.build(growing.rows[:NUM_OLD])
     shutil.copytree(growing.dest, tmp_path / "shared")
     growing.append(growing.rows)
@@ -346,7 +346,7 @@ def test_conditioning_inputs_are_appended(tmp_path: Path) -> None:
 
 
 def test_clips_in_several_buckets_are_appended(growing: Growing) -> None:
-    """PLAN-4: new draw sets; a clip is delivered from one bucket at most."""
+    """PLAN-4: the append adds draw sets, and each clip is delivered from at most one bucket."""
     form = {"64px": {9: [0.5, 2]}, "32px": {9: [1.0, 1]}}
     config = BucketConfig(opensora=OpenSoraConfig(bucket_config=form), assign="all")
     growing.build(growing.rows[:4], buckets=None, bucket_config=config)

@@ -1,4 +1,4 @@
-"""Appends that are really killed, to folders and buckets."""
+"""Tests of appends that are killed, to folders and to buckets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def killed(source: Path, dest: str, moment: tuple[str, int, float] | None, work: dict[str, Any]) -> int:
-    """Append in a process of its own that is killed at a moment; its exit code."""
+    """Append in a process that is killed at a moment; return its exit code."""
     order = {"verb": "append", "source": str(source), "dest": dest, "options": {"work": work}, "kill": moment}
     words = [sys.executable, "-m", "tests.sharder.run_shard", json.dumps(order)]
     result = run_command(words, check=False, cwd=ROOT)
@@ -40,7 +40,7 @@ def killed(source: Path, dest: str, moment: tuple[str, int, float] | None, work:
 
 
 def check_kills(source: Path, dest: str, tree: Callable[[], Tree], expected: Tree, count: int, work: Path) -> None:
-    """Kill an append again and again: the dataset is the old or the new version each time, and the last run ends it."""
+    """Kill an append repeatedly; check that each kill leaves the old or the new version, and complete the append."""
     rng, old = random.Random(count), tree()
     places = rng.sample(range(len(PHASES)), min(count, len(PHASES))) + rng.choices(
         range(len(PHASES)), k=count - min(count, len(PHASES))
@@ -60,8 +60,8 @@ def check_kills(source: Path, dest: str, tree: Callable[[], Tree], expected: Tre
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(40, marks=SLOW)])
-def test_killed_again_and_again_an_append_ends_with_the_same_bytes(source: Path, tmp_path: Path, count: int) -> None:
-    """SHARD-1, SHARD-2: kill -9 in every phase, while the version is published too."""
+def test_an_append_that_is_killed_repeatedly_ends_with_the_same_bytes(source: Path, tmp_path: Path, count: int) -> None:
+    """SHARD-1, SHARD-2: kill -9 comes in every phase, including while the version is published."""
     growing = Growing(source, tmp_path)
     growing.build(growing.rows[:NUM_OLD])
     shutil.copytree(growing.dest, tmp_path / "killed")
@@ -71,10 +71,10 @@ def test_killed_again_and_again_an_append_ends_with_the_same_bytes(source: Path,
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(30, marks=SLOW)])
-def test_an_append_to_a_bucket_ends_with_the_bytes_of_a_folder(
+def test_an_append_to_a_bucket_writes_the_same_bytes_as_to_a_folder(
     source: Path, tmp_path: Path, moto_server: S3Server, s3_env: S3Env, count: int
 ) -> None:
-    """SHARD-1, SHARD-2, FETCH-2: killed too, and nothing is left in the bucket or in the work folder."""
+    """SHARD-1, SHARD-2, FETCH-2: kills do not change this, and nothing is left in the bucket or working directory."""
     s3_env(moto_server)
     bucket, work = moto_server.new_bucket(), tmp_path / "work"
     growing = Growing(source, tmp_path)

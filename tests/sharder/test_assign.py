@@ -1,4 +1,4 @@
-"""Where clips go: real runs of the command with each kind of configuration, and the draws among several buckets."""
+"""Tests of bucket assignment: runs of the command with each kind of configuration, and draws among several buckets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ bucket_config: {
 probabilities: opensora-v2
 frame_rate: {rule: cap, fps: 30}
 """
-Z_AT_1E_6 = 4.892  # of a normal distribution, both tails
+Z_AT_1E_6 = 4.892  # two-sided, of a normal distribution
 CLIP_ROWS = 14
 
 
@@ -57,7 +57,7 @@ def sharded(source: Path, dest: Path, *arguments: object) -> dict[str, Any]:
 
 
 def delivered(dest: Path, batch_size: int | dict[str, int]) -> dict[str, Bucket]:
-    """Key → bucket of all that the loader gives in one pass, its pixels' shape checked against the bucket's."""
+    """Return the bucket of each delivered key in one pass, after checking the shape of its pixels."""
     found: dict[str, Bucket] = {}
     sizes = {"batch_size": batch_size, "tail": "pad", "num_workers": 0, "world": World(0, 1)}
     with VideoLoader(dest, **sizes) as loader:  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def choices_of(config: BucketConfig, row: dict[str, Any]) -> Choices:
 
 
 def test_opensoras_form_with_probabilities(source: Path, form: Path, tmp_path: Path) -> None:
-    """Its checklist 3, 6, 7, 9, 10, 14, 15: from the command to batches of the sizes that the form gives."""
+    """Open-Sora's checklist 3, 6, 7, 9, 10, 14, 15: from the command to batches of the configured sizes."""
     report = sharded(source, tmp_path / "ds", "--bucket-config", form, "--seed", 1)
     config, rows = load_bucket_config(form), rows_of(tmp_path / "ds")
     drawn_out = [row for row in report["rejections"] if "excluded at random" in row["reason"]]
@@ -97,13 +97,13 @@ def test_opensoras_form_with_probabilities(source: Path, form: Path, tmp_path: P
         kept = own.height * own.width / (scale**2 * row["source_height"] * row["source_width"])
         assert row["upscale"] == float(scale)
         assert row["crop_fraction"] == pytest.approx(float(1 - kept), abs=1e-12)
-    # What was drawn out is not what could not be in.
+    # Clips excluded at random are distinct from clips that fit no bucket.
     short = next(row for row in report["rejections"] if row["source"] == "bad/short.mp4")
     assert short["reason"].startswith("the clip has 3 frames, but the shortest bucket has 5")
 
 
-def test_a_draw_depends_on_seed_and_record_alone(source: Path, form: Path, tmp_path: Path) -> None:
-    """Checklist 13: the same clips go the same way beside others, in any order, under any name of the source folder."""
+def test_a_draw_depends_only_on_seed_and_record(source: Path, form: Path, tmp_path: Path) -> None:
+    """Open-Sora's checklist 13: draws do not depend on other clips, their order or the name of the source folder."""
     few = tmp_path / "few"
     (few / "more").mkdir(parents=True)
     for name in ("3", "1", "5"):
@@ -135,7 +135,7 @@ def test_sizes_that_follow_the_clips(source: Path, tmp_path: Path, clips: str) -
 
 
 def test_one_fixed_size(source: Path, tmp_path: Path) -> None:
-    """DiffSynth's checklist 9: height and width as given, for every clip."""
+    """DiffSynth's checklist 9: every clip has the given height and width."""
     sharded(source, tmp_path / "ds", "--height", 48, "--width", 80, "--max-frames", 9)
     buckets = delivered(tmp_path / "ds", 3)
     assert len(buckets) == CLIP_ROWS
@@ -143,7 +143,7 @@ def test_one_fixed_size(source: Path, tmp_path: Path) -> None:
 
 
 def test_policies_reach_the_command(source: Path, tmp_path: Path) -> None:
-    """A limit on what is cut away keeps the upright clip and the square image out of wide buckets, and says so."""
+    """A limit on cropping keeps the upright clip and the square image out of wide buckets; rejections say so."""
     arguments = ("--buckets", "96x64@9,64x48@1", "--max-crop", 0.2, "--ratio-policy", "log")
     report = sharded(source, tmp_path / "ds", *arguments)
     reasons = {row["source"]: row["reason"] for row in report["rejections"]}
@@ -153,11 +153,11 @@ def test_policies_reach_the_command(source: Path, tmp_path: Path) -> None:
     assert report["num_samples"] == CLIP_ROWS - 2
 
 
-# ---------------------------------------------------------------- draws, over more records than there are files
+# ---------------------------------------------------------------- draws over more records than there are files
 
 
 def made_up(count: int, options: ShardOptions) -> tuple[Assignment, Choices]:
-    """What becomes of records that are all alike but for their names."""
+    """Return the assignment of records that differ only in their names."""
     probe = Probe(1920, 1080, 40, 24.0, 40 / 24, "h264", "mp4", False)
     records = [
         Record(row, f"{row}.mp4", f"/none/{row}.mp4", 1000, "1", caption=None, columns={}) for row in range(count)
@@ -169,8 +169,8 @@ def made_up(count: int, options: ShardOptions) -> tuple[Assignment, Choices]:
 SEED = {"256px": {16: (0.9, 2)}, "512px": {16: (1.0, 1), 32: (0.8, 1)}}
 
 
-def test_clips_are_drawn_as_often_as_they_should() -> None:
-    """Checklist 6, at alpha = 1e-6 with a fixed seed; who is drawn out is a rejection and counted (SHARD-3)."""
+def test_clips_are_drawn_with_the_configured_probabilities() -> None:
+    """Checklist 6, at alpha = 1e-6 with a fixed seed; clips excluded at random are counted as rejections (SHARD-3)."""
     options = shard_options(bucket_config=BucketConfig(opensora=OpenSoraConfig(bucket_config=SEED)), seed=3)
     found, choices = made_up(10_000, options)
     counts: Counter[str | None] = Counter(sample.bucket.id for sample in found.samples)
@@ -187,7 +187,7 @@ def test_clips_are_drawn_as_often_as_they_should() -> None:
 
 
 def test_assign_all_stores_every_clip_in_each_of_its_buckets() -> None:
-    """Each sample names the set that it is drawn from, and the set has the exact probabilities."""
+    """Each sample names its draw set, and the set has the exact probabilities."""
     options = shard_options(bucket_config=BucketConfig(opensora=OpenSoraConfig(bucket_config=SEED)), assign="all")
     found, choices = made_up(50, options)
     assert not found.rejections
@@ -196,13 +196,13 @@ def test_assign_all_stores_every_clip_in_each_of_its_buckets() -> None:
     assert {sample.draw_set for sample in found.samples} == {name}
     assert dict(found.draw_sets[name]) == {bucket.id: share for bucket, share in choices.options}
     assert len({sample.key for sample in found.samples}) == 100
-    # Where there is nothing to draw there is no set.
+    # If there is nothing to draw, there is no set.
     plain, _ = made_up(5, shard_options(resolution=("256px",), num_frames=(17,), assign="all"))
     assert (plain.draw_sets, {sample.draw_set for sample in plain.samples}) == ({}, {""})
 
 
 def test_clips_stored_in_all_their_buckets_are_drawn_in_each_pass(source: Path, form: Path, tmp_path: Path) -> None:
-    """Its checklist 13, from the command on: a clip comes once a pass, or not where it may be in none."""
+    """Open-Sora's checklist 13, from the command on: a clip comes once per pass, or never if it may be excluded."""
     told = sharded(source, tmp_path / "ds", "--bucket-config", form, "--assign", "all")
     config, rows = load_bucket_config(form), {row["key"]: row for row in rows_of(tmp_path / "ds")}
     by_record: dict[str, list[dict[str, Any]]] = {}
@@ -239,8 +239,8 @@ def test_clips_stored_in_all_their_buckets_are_drawn_in_each_pass(source: Path, 
 # ---------------------------------------------------------------- options
 
 
-def test_what_was_sealed_before_is_still_the_same() -> None:
-    """SHARD-1: options that were there before say of themselves what they said."""
+def test_existing_options_keep_their_recorded_form() -> None:
+    """SHARD-1: options of earlier versions are still recorded in the same form."""
     assert shard_options(resolution=("256px",), num_frames=(17,), multiple=32).to_json()["buckets"][:2] == [
         "256px-17f-2.39x1 416x160@17",
         "256px-17f-2x1 352x192@17",
@@ -281,15 +281,16 @@ def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
         ({"resolution": ("256px",), "num_frames": (17,), "policy": {"crop": 1}}, "policy has no field 'crop'"),
     ],
 )
-def test_options_that_cannot_be_are_named(given: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shard_options(**given)
 
 
 @given(st.lists(st.integers(1, 10**8), min_size=1, max_size=20), st.integers(0, 10**8))
 @example([10**8 - 2, 1, 1], 0)
-def test_probabilities_of_a_draw_set_fit_their_unit(parts: list[int], rest: int) -> None:
-    """However rare some are, each has a part, and each but the most probable its own to the nearest parts."""
+def test_probabilities_of_a_draw_set_fit_the_unit(parts: list[int], rest: int) -> None:
+    """However small a probability is, its weight is at least 1, and all weights are within rounding of the exact
+    shares."""
     whole = sum(parts) + rest
     weights = weights_of([(f"b{number:02d}", Fraction(part, whole)) for number, part in enumerate(parts)])
     assert min(weights.values()) >= 1 and sum(weights.values()) <= UNIT

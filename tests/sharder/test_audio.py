@@ -1,4 +1,4 @@
-"""Audio of stored clips: what is kept, dropped or required, what the index says of it, and what reports show."""
+"""Tests of audio in stored clips: it is kept, dropped or required, and the index and reports describe it."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def kinds(report: ShardReport) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def kept(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source as copies, with their audio."""
+    """Dataset of copies of the source, with their audio."""
     dest = tmp_path_factory.mktemp("kept") / "ds"
     build(source, dest)
     return dest
 
 
-def test_the_index_describes_the_sound_of_each_copy(kept: Path) -> None:
+def test_the_index_describes_the_audio_of_each_copy(kept: Path) -> None:
     rows = by_name(kept)
     assert {name: row["has_audio"] for name, row in rows.items()} == {
         **dict.fromkeys(("whole.mp4", "late.mp4", "short.mov"), True),
@@ -91,7 +91,7 @@ def test_the_index_describes_the_sound_of_each_copy(kept: Path) -> None:
     assert rows["whole.mp4"]["audio_gap_seconds"] == 0 and -60 < rows["whole.mp4"]["audio_loudness_lufs"] < 0
 
 
-def test_conditions_of_a_loader_select_by_sound(kept: Path) -> None:
+def test_conditions_of_a_loader_select_by_audio(kept: Path) -> None:
     names = {row["key"]: row["source"] for row in rows_of(kept)}
     for where, wanted in {
         "has_audio": {"whole.mp4", "late.mp4", "short.mov"},
@@ -103,8 +103,8 @@ def test_conditions_of_a_loader_select_by_sound(kept: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["aac", "opus", "flac"])
-def test_native_clips_of_long_videos_have_the_sound_of_their_frames(codec: str, source: Source, tmp_path: Path) -> None:
-    """Each clip's audio is its part of the source's, and together they are all of it."""
+def test_native_clips_of_long_videos_have_the_audio_of_their_frames(codec: str, source: Source, tmp_path: Path) -> None:
+    """Each clip has its part of the source's audio, and all clips together have all of it."""
     build(source, tmp_path / "ds", clips="native", audio_codec=codec, max_clip_seconds=1)
     dataset = open_dataset(tmp_path / "ds")
     assert dataset.manifest.native is not None and dataset.manifest.native.encoding["audio"] == codec
@@ -126,7 +126,7 @@ def test_native_clips_of_long_videos_have_the_sound_of_their_frames(codec: str, 
     assert sorted(heard_of["whole.mp4"]) == [0, 24]
 
 
-def test_parts_of_files_have_the_sound_of_their_range(source: Source, tmp_path: Path) -> None:
+def test_time_ranges_have_the_audio_of_their_range(source: Source, tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
         {"path": "whole.mp4", "start": 0.25, "end": 1.25},
         {"path": "whole.mp4", "start": 1, "end": 2},
@@ -144,7 +144,7 @@ def test_parts_of_files_have_the_sound_of_their_range(source: Source, tmp_path: 
 
 
 @pytest.mark.parametrize("clips", ["copy", "native"])
-def test_drop_leaves_the_sound_out(clips: str, source: Source, tmp_path: Path) -> None:
+def test_drop_omits_the_audio(clips: str, source: Source, tmp_path: Path) -> None:
     report = build(source, tmp_path / "ds", clips=clips, audio="drop")
     rows = by_name(tmp_path / "ds")
     assert report.num_samples == 4 and not any(row["has_audio"] for row in rows.values())
@@ -153,8 +153,8 @@ def test_drop_leaves_the_sound_out(clips: str, source: Source, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("clips", ["copy", "native"])
-def test_require_rejects_clips_without_sound(clips: str, source: Source, tmp_path: Path) -> None:
-    """SHARD-3: a clip whose frames are shown in silence only is rejected too, with a reason."""
+def test_require_rejects_clips_without_audio(clips: str, source: Source, tmp_path: Path) -> None:
+    """SHARD-3: a clip from a part of the video without audio is also rejected, with a reason."""
     report = plan(source, tmp_path / "ds", clips=clips, audio="require")
     assert kinds(report) == {"mute.mp4": "no-audio"}
     (reason,) = (one.reason for one in report.rejections)
@@ -166,7 +166,7 @@ def test_require_rejects_clips_without_sound(clips: str, source: Source, tmp_pat
         ]
 
 
-def test_require_holds_for_trusted_metadata(source: Source, tmp_path: Path) -> None:
+def test_require_applies_to_trusted_metadata(source: Source, tmp_path: Path) -> None:
     facts = {"width": 96, "height": 64, "num_frames": NUM_FRAMES, "fps": FPS}
     table = write_rows(tmp_path / "rows.csv", [{"path": name, **facts} for name in ("whole.mp4", "mute.mp4")])
     options = {"metadata": table, "trust_metadata": True}
@@ -176,13 +176,13 @@ def test_require_holds_for_trusted_metadata(source: Source, tmp_path: Path) -> N
         build(source, tmp_path / "other", **options, where="has_audio")
 
 
-def test_where_selects_input_by_sound(source: Source, tmp_path: Path) -> None:
+def test_where_selects_input_by_audio(source: Source, tmp_path: Path) -> None:
     report = plan(source, tmp_path / "ds", where="has_audio and audio_start_seconds < 0.1")
     assert kinds(report) == {"late.mp4": "where", "mute.mp4": "where"}
 
 
 def test_datasets_remember_the_option(source: Source, kept: Path, tmp_path: Path) -> None:
-    """An append has the options of its dataset; datasets with different ones are not merged."""
+    """An append uses the options of its dataset, and datasets with different options are not merged."""
     dest = tmp_path / "ds"
     build(source, dest, audio="require")
     more = tmp_path / "more"
@@ -201,7 +201,7 @@ def test_datasets_remember_the_option(source: Source, kept: Path, tmp_path: Path
         merge(kept, dest)
 
 
-def test_a_compaction_keeps_the_index_of_the_sound(source: Source, tmp_path: Path) -> None:
+def test_a_compaction_keeps_the_audio_index(source: Source, tmp_path: Path) -> None:
     build(source, tmp_path / "ds", shard_size_bytes=2**30)
     streamvid.remove(tmp_path / "ds", keys=[by_name(tmp_path / "ds")["mute.mp4"]["key"]])
     streamvid.compact(tmp_path / "ds")
@@ -212,14 +212,14 @@ def test_a_compaction_keeps_the_index_of_the_sound(source: Source, tmp_path: Pat
         assert [tables.audio(number) is not None for number in range(len(rows))] == [True] * len(rows)
 
 
-def test_the_same_bytes_again(source: Source, tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_the_number_of_workers(source: Source, tmp_path: Path) -> None:
     """SHARD-1."""
     for name, workers in (("one", 1), ("two", 2)):
         build(source, tmp_path / name, clips="native", workers=workers)
     assert tree_of(tmp_path / "one") == tree_of(tmp_path / "two")
 
 
-def test_reports_name_files_whose_sound_and_pictures_disagree(source: Source, tmp_path: Path) -> None:
+def test_reports_name_files_whose_audio_and_video_disagree(source: Source, tmp_path: Path) -> None:
     report = plan(source, tmp_path / "none")
     assert report.input is not None and report.input.audio is not None
     found = report.input.audio
@@ -234,7 +234,7 @@ def test_reports_name_files_whose_sound_and_pictures_disagree(source: Source, tm
 
 
 @pytest.mark.parametrize("values", [["yes", "no", "no", "no"], [True, False, False, False]])
-def test_a_column_of_the_user_does_not_change_how_many_clips_have_sound(
+def test_a_user_column_does_not_change_the_number_of_clips_with_audio(
     values: list[Any], source: Source, tmp_path: Path
 ) -> None:
     names = ("mute.mp4", "whole.mp4", "late.mp4", "short.mov")
@@ -246,7 +246,7 @@ def test_a_column_of_the_user_does_not_change_how_many_clips_have_sound(
     assert contents_of(open_dataset(f"{tmp_path / 'ds'}#yes")).with_audio == 3
 
 
-def test_damaged_sound_is_reported_and_can_be_left_out(source: Source, tmp_path: Path) -> None:
+def test_damaged_audio_is_reported_and_can_be_dropped(source: Source, tmp_path: Path) -> None:
     data = bytearray((source.folder / "short.mov").read_bytes())
     import av
 
@@ -283,12 +283,12 @@ def test_damaged_sound_is_reported_and_can_be_left_out(source: Source, tmp_path:
         ({"clips": "text", "audio": "require", "buckets": None}, "which has no files"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+def test_incompatible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shard_options(**{**OPTIONS, **options})
 
 
-def test_files_with_sound_only_are_rejected_with_a_remedy(source: Source, tmp_path: Path) -> None:
+def test_audio_only_files_are_rejected_with_a_remedy(source: Source, tmp_path: Path) -> None:
     for name, codec in {"a.wav": "pcm_s16le", "b.flac": "flac", "c.mp3": "libmp3lame", "d.m4a": "aac"}.items():
         run_ffmpeg("-i", source.folder / "whole.mp4", "-vn", "-c:a", codec, tmp_path / name)
     table = write_rows(

@@ -1,4 +1,4 @@
-"""tools/bench_shard.py runs, and its figures hang together."""
+"""Test of tools/bench_shard.py, whose figures must be consistent."""
 
 from __future__ import annotations
 

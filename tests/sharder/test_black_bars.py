@@ -1,4 +1,4 @@
-"""Black bars: found in all frames of a video, stored as columns, and cropped before a bucket is assigned."""
+"""Tests of black bars: detection in all frames of a video, stored columns, and cropping before bucket assignment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows_of(dest: Path) -> dict[str, dict[str, Any]]:
 
 
 def frames_in(dest: Path, source: str) -> np.ndarray[Any, Any]:
-    """Frames of a clip as the loader delivers them, (T, H, W, 3)."""
+    """Return the frames of a clip as the loader delivers them, (T, H, W, 3)."""
     given: dict[str, Any] = {"batch_size": 1, "where": f"contains(source, '{source}')", "num_workers": 0}
     with streamvid.VideoLoader(dest, **given) as loader:
         (batch,) = list(loader)
@@ -44,7 +44,7 @@ def frames_in(dest: Path, source: str) -> np.ndarray[Any, Any]:
 
 
 def test_bars_are_cropped_before_a_bucket_is_assigned(tmp_path: Path) -> None:
-    """A letterboxed clip becomes the clip that it would be without its bars, in the same bucket; copies keep them."""
+    """A letterboxed native clip equals the same clip without bars, in the same bucket. Copies keep their bars."""
     film = frames_of("bikes", 96, 64, 40)[31:40]
     dark = (film * np.linspace(0, 1, 9)[:, None, None, None]).astype(np.uint8)
     (tmp_path / "videos").mkdir()
@@ -84,12 +84,12 @@ def test_rows_that_share_a_file_share_its_bars(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("rotation", [0, 90, 180, 270])
-def test_bars_of_turned_and_stretched_frames(rotation: int, flip: bool) -> None:
-    """Bars are those of the displayed frame; margins are those of the decoded one, whose pixels may not be square."""
+def test_bars_of_rotated_and_stretched_frames(rotation: int, flip: bool) -> None:
+    """Bars refer to the displayed frame, and margins to the decoded frame, whose pixels may not be square."""
     shown = np.zeros((60, 80), bool)
     left, top, right, bottom = 4, 8, 16, 12
     shown[top:-bottom, left:-right] = True
-    stored = np.rot90(shown, rotation // 90)  # turned back, counterclockwise
+    stored = np.rot90(shown, rotation // 90)  # rotated back, counterclockwise
     stored = stored[:, ::-1] if flip else stored
     height, width = stored.shape
     whole = FrameFormat(width, height, (1, 1), rotation, flip, "yuv420p", "bt601", "limited", False)

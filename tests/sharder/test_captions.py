@@ -1,4 +1,4 @@
-"""Captions from the user's metadata to the index and the tars; datasets of texts alone."""
+"""Tests of captions, from the user's metadata to the index and the tars, and of datasets that contain only text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = [[("a dog", 1.0), ("a brown dog runs", 1.0)], [("sea", 3.0), ("waves",
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five small clips, 0.mp4 to 4.mp4."""
+    """Folder of five small clips, 0.mp4 to 4.mp4."""
     folder = tmp_path_factory.mktemp("clips")
     frames = frames_of("bikes", 96, 64, 14)
     for number in range(5):
@@ -34,7 +34,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(source: Path, dest: Path, **options: Any) -> list[dict[str, Any]]:
-    """The index rows of the dataset that is made, in the order of their files."""
+    """Shard the source; return the index rows in the order of their files."""
     shard(source, dest, shard_options(buckets=BUCKETS, workers=1, **options))
     return sorted(open_dataset(dest).samples_table().to_pylist(), key=lambda row: str(row["source"]))
 
@@ -47,7 +47,7 @@ def captions_of(row: dict[str, Any]) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_a_list_of_captions_keeps_all_with_their_weights(clips: Path, tmp_path: Path, suffix: str) -> None:
-    """The first is `text`, and the tars' caption; a CSV cell holds a list as JSON."""
+    """The first caption is `text` and the caption in the tar; a CSV cell holds a list as JSON."""
     rows = [{"video": str(clips / f"{n}.mp4"), "caption": value} for n, value in enumerate(LISTS)]
     found = built(write_rows(tmp_path / f"meta{suffix}", rows), tmp_path / "ds")
     assert [captions_of(row) for row in found] == WEIGHTS
@@ -65,7 +65,7 @@ def test_a_list_of_captions_keeps_all_with_their_weights(clips: Path, tmp_path: 
 
 
 def test_a_parquet_list_and_a_column_of_weights(clips: Path, tmp_path: Path) -> None:
-    """Neither becomes a column of the user's."""
+    """Neither the captions nor the weights become a user column."""
     rows = [
         {"video": str(clips / f"{n}.mp4"), "caption": texts, "w": weights, "score": n}
         for n, (texts, weights) in enumerate([(["a", "b"], [1.0, 0.5]), (["c"], [2.0]), (["d", "e"], None)])
@@ -77,7 +77,7 @@ def test_a_parquet_list_and_a_column_of_weights(clips: Path, tmp_path: Path) -> 
 
 
 def test_several_columns_are_captions_of_one_sample(clips: Path, tmp_path: Path) -> None:
-    """By the command line, where the flag is given again; what is missing in a row is left out."""
+    """On the command line the flag is repeated; captions that are missing in a row are omitted."""
     values = [("short", "long one"), ("", "long two"), ("only short", "")]
     rows = [{"video": f"{n}.mp4", "brief": a, "detailed": b, "score": n} for n, (a, b) in enumerate(values)]
     source = tmp_path / "in"
@@ -97,8 +97,8 @@ def test_several_columns_are_captions_of_one_sample(clips: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
-    """One caption a line where it is asked for; else the file is one caption."""
+def test_lines_of_a_text_file(clips: Path, tmp_path: Path) -> None:
+    """With `caption_lines` each line is a caption; otherwise the file is one caption."""
     source = tmp_path / "in"
     source.mkdir()
     (source / "a.mp4").write_bytes((clips / "0.mp4").read_bytes())
@@ -117,11 +117,11 @@ REJECTED: list[tuple[Any, str]] = [
     ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all captions have weight 0"),
     (["x", "y" * 70_000], "bytes; at most 65536 are allowed"),
     (["\ud800", "y"], "not valid UTF-8"),
-    ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes in total, but at most 262144 are allowed"),
+    ([f"{n}" + "y" * 60_000 for n in range(6)], r"the captions total \d+ bytes, but at most 262144 are allowed"),
 ]
 
 
-def test_captions_that_cannot_be_are_rejected(clips: Path, tmp_path: Path) -> None:
+def test_invalid_captions_are_rejected(clips: Path, tmp_path: Path) -> None:
     """SHARD-3."""
     captions = ["good", *(caption for caption, _ in REJECTED)]
     rows = [{"video": str(clips / "0.mp4"), "caption": caption} for caption in captions]
@@ -136,7 +136,7 @@ def test_captions_that_cannot_be_are_rejected(clips: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("lines", [False, True])
 @pytest.mark.parametrize("truncates", [False, True])
 def test_long_captions_are_rejected_or_truncated(clips: Path, tmp_path: Path, truncates: bool, lines: bool) -> None:
-    """SHARD-3, from a column and from .txt files, also if the limit is inside a character."""
+    """SHARD-3: this applies to captions from a column and from .txt files, even if the limit is inside a character."""
     source = tmp_path / "in"
     source.mkdir()
     texts = {"a": "x" + "é" * 40_000, "b": "é" * 40_000 + "x", "c": "y" * 65_536, "d": "z" * 65_537}
@@ -156,7 +156,7 @@ def test_long_captions_are_rejected_or_truncated(clips: Path, tmp_path: Path, tr
         assert len(reasons) == 3 and all("bytes; at most 65536 are allowed" in reason for reason in reasons)
 
 
-def test_weights_that_do_not_fit_are_rejected(clips: Path, tmp_path: Path) -> None:
+def test_mismatched_weights_are_rejected(clips: Path, tmp_path: Path) -> None:
     """SHARD-3."""
     cases: list[tuple[Any, Any]] = [(["a", "b"], [1]), (["a"], "much"), ([{"text": "a", "weight": 1}], [1]), ("g", [2])]
     rows = [{"video": str(clips / f"{n}.mp4"), "caption": a, "w": b} for n, (a, b) in enumerate(cases)]
@@ -169,15 +169,15 @@ def test_weights_that_do_not_fit_are_rejected(clips: Path, tmp_path: Path) -> No
 
 
 def test_text_that_only_looks_like_a_list_is_a_caption(clips: Path, tmp_path: Path) -> None:
-    """Of a CSV: brackets of Open-Sora's score texts, numbers, quotes that never close."""
+    """Captions in CSV cells may be Open-Sora's score texts in brackets, numbers, and unclosed quotes."""
     texts = ["[aesthetic score: 5.5]", "[1]", '["a', "[[1, 2]]"]
     rows = [{"video": str(clips / f"{n}.mp4"), "caption": text} for n, text in enumerate(texts)]
     assert [row["text"] for row in built(write_rows(tmp_path / "m.csv", rows), tmp_path / "ds")] == texts
 
 
 @pytest.mark.slow
-def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) -> None:
-    """SHARD-1: the same input is recognised, captions beyond the first are part of it."""
+def test_a_changed_second_caption_changes_the_dataset(clips: Path, tmp_path: Path) -> None:
+    """SHARD-1: the same input is recognized, and captions after the first are part of it."""
     rows = [{"video": str(clips / "0.mp4"), "caption": ["a", "b"]}]
     meta = write_rows(tmp_path / "meta.json", rows)
     first = built(meta, tmp_path / "ds")
@@ -197,7 +197,7 @@ def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) 
         ({"caption_lines": "yes"}, "captions.lines='yes': must be True or False"),
     ],
 )
-def test_caption_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+def test_invalid_caption_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shard_options(resolution=("128px",), num_frames=(5,), **options)
 
@@ -214,8 +214,8 @@ def text_dataset(folder: Path, rows: list[dict[str, Any]], **options: Any) -> Pa
     return folder / "ds"
 
 
-def test_prompts_become_a_dataset_that_every_verb_takes(tmp_path: Path) -> None:
-    """SHARD-3, TEXT: columns pass through, equal prompts are samples of their own, an empty one is rejected."""
+def test_prompts_become_a_dataset_that_every_verb_accepts(tmp_path: Path) -> None:
+    """SHARD-3, TEXT: columns are kept, equal prompts are separate samples, and an empty prompt is rejected."""
     source = write_rows(tmp_path / "prompts.csv", [*PROMPTS, {"prompt": " ", "aesthetic": 1, "style": "a"}])
     root = tmp_path / "ds"
     run_streamvid("shard", source, root, "--clips", "text")
@@ -238,7 +238,7 @@ def test_prompts_become_a_dataset_that_every_verb_takes(tmp_path: Path) -> None:
 
 
 def test_prompts_are_read_by_webdataset(tmp_path: Path) -> None:
-    """The caption is a member like that of a video, with its columns beside it."""
+    """The caption is a member as for a video, and its columns are in the JSON member."""
     root = text_dataset(tmp_path / "in", PROMPTS)
     (tar,) = sorted(root.rglob("*.tar"))
     read = read_webdataset(tar)
@@ -249,7 +249,7 @@ def test_prompts_are_read_by_webdataset(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_more_prompts_change_no_key_and_no_split(tmp_path: Path) -> None:
-    """Keys hang on the text; equal prompts are never on both sides of a split."""
+    """Keys depend on the text, and equal prompts are never in different splits."""
     found = []
     for count in (30, 40):
         root = text_dataset(tmp_path / str(count), PROMPTS[:count], val_fraction=0.3)
@@ -263,8 +263,8 @@ def test_more_prompts_change_no_key_and_no_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shards_of_prompts_are_small_enough_for_a_window_of_them(tmp_path: Path) -> None:
-    """PLAN-6: however large tars may be, a row group of texts stays small."""
+def test_shards_of_prompts_stay_small(tmp_path: Path) -> None:
+    """PLAN-6: a row group of texts stays small, however large tars may be."""
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": f"prompt number {n}"} for n in range(8200)])
     report = dry_run(path, tmp_path / "ds", shard_options(clips="text", workers=1))
     assert (report.num_samples, report.num_shards) == (8200, 2)
@@ -281,13 +281,13 @@ def test_shards_of_prompts_are_small_enough_for_a_window_of_them(tmp_path: Path)
         ({"media": {"control": "c"}}, "media=.* cannot be combined with clips.kind='text'"),
     ],
 )
-def test_what_is_of_pictures_alone_is_refused_for_texts(options: dict[str, Any], message: str) -> None:
+def test_options_for_videos_are_refused_for_texts(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shard_options(clips="text", **options)
 
 
-def test_metadata_without_videos_names_the_way(tmp_path: Path) -> None:
-    """A misspelt column of videos is no dataset of texts unasked."""
+def test_metadata_without_videos_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    """A misspelled video column never silently becomes a dataset of texts."""
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}])
     with pytest.raises(
         SourceError, match="for a dataset of captions without videos, use clips.kind='text' .--clips text."

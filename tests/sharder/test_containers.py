@@ -1,4 +1,4 @@
-"""Containers and pictures that users have: stored, and delivered as the file's own frames, upright, images as T=1."""
+"""Tests of containers and images: they are stored and delivered with the file's own frames, upright, images as T=1."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ CONTAINERS = {
 _STORED = ("mp4", "avi", "wmv", "mkv", "flv", "webm", "ivf", "m2v", "mpg")
 PICTURES = {"jpg": "mjpeg", "png": "png", "bmp": "bmp", "tif": "tiff", "webp": "libwebp", "gif": "gif", "avif": "avif"}
 MARKS = {1: (0, False), 3: (2, False), 6: (3, False), 8: (1, False), 2: (0, True)}
-"""EXIF's orientation → (quarter turns against the clock, mirrored) that make the picture upright."""
+"""EXIF orientation → (counterclockwise quarter turns, mirrored) that makes the image upright."""
 
 
 def gif(frames: Pixels, ticks: list[int]) -> bytes:
-    """An animated GIF; ticks: the time of each frame in hundredths of a second."""
+    """Return an animated GIF; `ticks` are the times of its frames in hundredths of a second."""
     sink = io.BytesIO()
     with av.open(sink, "w", format="gif") as output:
         stream: Any = output.add_stream("gif", rate=100)
@@ -58,7 +58,7 @@ def gif(frames: Pixels, ticks: list[int]) -> bytes:
 
 
 def picture(codec: str, pixels: Pixels) -> bytes:
-    """A still, as FFmpeg's encoder of that name writes it."""
+    """Return a still image, as FFmpeg's encoder with that name writes it."""
     if codec == "gif":
         return gif(pixels[None], [0])
     if codec == "avif":
@@ -75,12 +75,12 @@ def picture(codec: str, pixels: Pixels) -> bytes:
 
 
 def exif(orientation: int) -> bytes:
-    """A TIFF header with one entry."""
+    """Return a TIFF header with one entry."""
     return b"II*\0" + struct.pack("<IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
 
 
 def marked(kind: str, data: bytes, orientation: int) -> bytes:
-    """A picture with an EXIF block in it, as cameras write them."""
+    """Return an image with an EXIF block, as cameras write it."""
     block = exif(orientation)
     if kind == "jpg":
         body = b"Exif\0\0" + block
@@ -88,7 +88,7 @@ def marked(kind: str, data: bytes, orientation: int) -> bytes:
     if kind == "png":
         chunk = struct.pack(">I", len(block)) + b"eXIf" + block + struct.pack(">I", zlib.crc32(b"eXIf" + block))
         return data[:33] + chunk + data[33:]
-    width, height = 95, 63  # each less one, in VP8X's 24 bits
+    width, height = 95, 63  # each minus one, as 24-bit numbers in VP8X
     sizes = struct.pack("<I", width)[:3] + struct.pack("<I", height)[:3]
     chunks = b"VP8X" + struct.pack("<I", 10) + bytes([0b1000, 0, 0, 0]) + sizes + data[12:]
     chunks += b"EXIF" + struct.pack("<I", len(block)) + block + b"\0" * (len(block) % 2)
@@ -100,7 +100,7 @@ def still(data: bytes, height: int, width: int) -> Pixels:
 
 
 def test_containers_and_pictures_become_one_dataset(tmp_path: Path) -> None:
-    """Video containers, GIFs and pictures with upper-case names in one folder, each with its own frames."""
+    """Video containers, GIFs and images with upper-case names in one folder keep their own frames."""
     frames = frames_of("bikes", 96, 64, 9)
     files = {
         f"clip.{name.upper()}": gif(frames, [4 * n for n in range(9)])
@@ -121,7 +121,7 @@ def test_containers_and_pictures_become_one_dataset(tmp_path: Path) -> None:
     for name, data in files.items():
         shape = (9 if name.startswith("clip") else 1, 64, 96)
         np.testing.assert_array_equal(delivered[name], decoded(data, shape))
-        # And that is the picture that went in, but for what its codec cost it.
+        # The frames match the input, except for the loss of its codec.
         original = frames if name.startswith("clip") else frames[3:4]
         loss = 40 if "gif" in name.lower() else 12
         assert np.abs(delivered[name].astype(int) - original).mean() < loss, name
@@ -130,7 +130,7 @@ def test_containers_and_pictures_become_one_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize("orientation", MARKS)
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
 def test_pictures_are_delivered_upright(kind: str, orientation: int) -> None:
-    """EXIF's orientation is obeyed, as every viewer does."""
+    """EXIF orientation is applied, as in every viewer."""
     pixels = frames_of("carphone_pristine", 96, 64, 1)[0]
     plain = picture(PICTURES[kind], pixels)
     data = marked(kind, plain, orientation)
@@ -143,8 +143,8 @@ def test_pictures_are_delivered_upright(kind: str, orientation: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_gif_has_its_own_times(tmp_path: Path) -> None:
-    """Uneven delays are kept: a native clip at a fixed rate has the frames that are nearest in time."""
+def test_a_gif_keeps_its_timestamps(tmp_path: Path) -> None:
+    """Uneven delays are kept: a native clip with a fixed rate has the frames that are nearest in time."""
     frames = frames_of("bikes", 96, 64, 5)
     ticks = [0, 10, 50, 60, 70]
     data = gif(frames, ticks)
@@ -161,8 +161,8 @@ def test_a_gif_has_its_own_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.95])
 @pytest.mark.parametrize("name", ["a.gif", "one.gif", "a.tif", "a.wmv"])
-def test_what_is_cut_short_is_refused(name: str, share: float) -> None:
-    """SHARD-3: the kinds of file that are new here are damaged or whole, never a shorter clip."""
+def test_truncated_files_are_refused(name: str, share: float) -> None:
+    """SHARD-3: a truncated GIF, TIFF or WMV file is an error, never a shorter clip."""
     frames = frames_of("bikes", 96, 64, 9)
     whole = {
         "a.gif": lambda: gif(frames, list(range(0, 45, 5))),
@@ -175,7 +175,7 @@ def test_what_is_cut_short_is_refused(name: str, share: float) -> None:
         probe(whole[: int(share * len(whole))])
 
 
-def test_rubbish_in_gif_tiff_and_wmv_is_a_rejection_and_nothing_else() -> None:
+def test_garbage_in_gif_tiff_and_wmv_is_a_rejection_and_nothing_else() -> None:
     """SAFE-1."""
     frames = frames_of("bikes", 96, 64, 4)
     draw = np.random.default_rng(0)

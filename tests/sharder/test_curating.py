@@ -1,4 +1,4 @@
-"""Curation: figures of the pictures become columns, measured once per file, with the same bytes wherever it is done."""
+"""Tests of curation: scores become columns, are measured once per file, and give the same bytes on any machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def curated(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def columns(dest: Path, *names: str) -> dict[str, tuple[Any, ...]]:
-    """The values of user columns by source."""
+    """Return the values of user columns by source."""
     rows = streamvid.open_dataset(dest).samples_table().to_pylist()
     return {row["source"]: tuple(row[f"user.{name}"] for name in names) for row in rows}
 
@@ -50,8 +50,8 @@ def make(folder: Path, **clips: bytes) -> Path:
 
 
 def test_scores_of_known_pictures(tmp_path: Path) -> None:
-    """Motion is exact for gray levels, whatever the frame rate; blur orders a picture and its blurred versions."""
-    levels = np.repeat(np.array([100, 140], np.uint8), 3)  # changes every third frame: at 24 fps every 1/8 second
+    """Motion is exact for gray levels, whatever the frame rate; blur ranks an image and its blurred versions."""
+    levels = np.repeat(np.array([100, 140], np.uint8), 3)  # changes every third frame: at 24 fps, every 1/8 second
     flicker = np.broadcast_to(np.resize(levels, 24)[:, None, None, None], (24, 64, 96, 3))
     sharp = np.repeat(frames_of("bikes", 192, 128, 1), 24, axis=0)
     soft, softer = (sum(np.roll(sharp, place, 1).astype(int) for place in range(size)) // size for size in (2, 4))
@@ -76,7 +76,7 @@ def test_scores_of_known_pictures(tmp_path: Path) -> None:
 def test_a_condition_on_scores_selects_rows_when_a_dataset_is_built_and_when_it_is_loaded(
     curated: Built, tmp_path: Path
 ) -> None:
-    """SHARD-3; a row whose score is missing, such as the motion of a still image, does not meet the condition."""
+    """SHARD-3: a row whose score is missing, such as the motion of a still image, does not meet the condition."""
     where, found = "motion > 9.3 and blur < 0.3", columns(curated.dest, *SCORES)
     expected = {name for name, (motion, blur) in found.items() if motion is not None and motion > 9.3 and blur < 0.3}
     report = shard(curated.source, tmp_path / "dest", options(where=where))
@@ -111,20 +111,20 @@ def test_files_of_rows_that_cannot_meet_a_condition_are_not_decoded(
 
 
 def test_a_rerun_measures_nothing_again(curated: Built, tmp_path: Path) -> None:
-    """SHARD-1: findings are kept from an interruption on, and a dry run uses them."""
+    """SHARD-1: results are kept after an interruption, and a dry run uses them."""
     dest, counts = tmp_path / "dataset", list[int]()
     with pytest.raises(Stop):
         shard(curated.source, dest, options(), stop_at("curate", 4))
     dry_run(curated.source, dest, options(), noted("curate", counts))
-    assert counts[0] == 4 and counts[-1] == 15, "a file that does not decode, and all others"
+    assert counts[0] == 4 and counts[-1] == 15, "one file that does not decode, and all others"
     with pytest.raises(Stop):
         shard(curated.source, dest, options(), stop_at("build", 0))
     shard(curated.source, dest, options(), noted("curate", again := list[int]()))
     assert again == [15] and tree_of(dest) == curated.tree
 
 
-def test_killed_and_continued_by_tasks_it_ends_with_the_same_bytes(curated: Built, tmp_path: Path) -> None:
-    """SHARD-1, SHARD-2: kill -9 while files are measured; each task then measures its share of the remaining files."""
+def test_a_killed_build_that_tasks_resume_ends_with_the_same_bytes(curated: Built, tmp_path: Path) -> None:
+    """SHARD-1, SHARD-2: after kill -9 during measuring, each task measures its share of the remaining files."""
     dest, phases = tmp_path / "dataset", []
     assert run(curated, dest, kill=["curate", 3, 0.0], options=EXTRA).returncode == -signal.SIGKILL
     for number in (0, 1):
@@ -136,7 +136,8 @@ def test_killed_and_continued_by_tasks_it_ends_with_the_same_bytes(curated: Buil
 
 
 def test_time_ranges_have_their_own_scores(tmp_path: Path) -> None:
-    """One decode pass per file: overlapping ranges, each measured as if it were a file; a damaged file is a rejection."""
+    """Overlapping ranges are decoded in one pass per file and measured like separate files; a damaged file is a
+    rejection."""
     still, moving = np.repeat(frames_of("bikes", 96, 64, 1), 24, axis=0), frames_of("bikes", 96, 64, 24)
     data = encode(np.concatenate([still, moving]), **LOSSLESS)
     torn = bytearray(data)
@@ -158,7 +159,7 @@ def test_time_ranges_have_their_own_scores(tmp_path: Path) -> None:
     report = shard(tmp_path, tmp_path / "dest", native, noted("curate", counts))
     table = streamvid.open_dataset(tmp_path / "dest").samples_table().to_pylist()
     motion = {(row["source"], row["window_start"]): row["user.motion"] for row in table}
-    assert counts[-1] == 3, "a unit of work per file"
+    assert counts[-1] == 3, "one unit of work per file"
     assert motion["whole.mkv", 0] == 0 < motion["whole.mkv", 12] < motion["whole.mkv", 24]
     assert motion["whole.mkv", 24] == motion["moving.mkv", 0]
     assert [(row.row, row.kind) for row in report.rejections] == [(3, "time-range"), (4, "damaged")]
@@ -176,10 +177,10 @@ def test_time_ranges_have_their_own_scores(tmp_path: Path) -> None:
         ({"trust_metadata": True}, ConfigError, "scores=.*trust_metadata=True"),
         ({"clips": "text", "buckets": None}, ConfigError, "scores=.*clips.kind='text', which has no files"),
         ({"where": "blurr > 1"}, ConfigError, "did you mean 'blur'"),
-        ({"metadata": "taken.jsonl", **UNNAMED}, SourceError, "already has a column 'blur'"),
+        ({"metadata": "taken.jsonl", **UNNAMED}, SourceError, "already has a column named 'blur'"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is_decoded(
+def test_invalid_requests_are_refused_before_anything_is_decoded(
     source: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     if "metadata" in changes:

@@ -1,4 +1,4 @@
-"""Near-duplicates: copies are found among different scenes, kept or removed, and never divided by the splits."""
+"""Tests of near-duplicates: copies are found among different scenes, kept or removed, and never divided by splits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, dict[str, str]]:
-    """A dataset with the groups marked, and the original of each copy."""
+    """Dataset with marked groups, and the original of each copy."""
     folder = tmp_path_factory.mktemp("planted")
     originals = plant(folder / "source", 24, 8)
     return build(folder / "source", folder / "dataset", OPTIONS), originals
@@ -47,7 +47,7 @@ def columns(dest: Path, *names: str) -> dict[str, Any]:
 
 
 def accuracy(groups: dict[str, str | None], originals: dict[str, str]) -> tuple[float, float]:
-    """Recall and precision, of pairs: a copy and its original, and two different originals in one group."""
+    """Return recall and precision of pairs: a copy and its original, and two different originals in one group."""
     members: dict[str, set[str]] = defaultdict(set)
     for source, group in groups.items():
         if group is not None:
@@ -62,7 +62,7 @@ def marked(dest: Path) -> dict[str, str | None]:
 
 
 def test_planted_copies_are_grouped_with_their_originals(planted: tuple[Built, dict[str, str]]) -> None:
-    """A group has the name of its largest row, and the loader selects by it."""
+    """A group is named after its largest row, and the loader can select by it."""
     built, originals = planted
     groups, sizes = marked(built.dest), columns(built.dest, "source_width", "source_height")
     recall, precision = accuracy(groups, originals)
@@ -80,7 +80,7 @@ def test_planted_copies_are_grouped_with_their_originals(planted: tuple[Built, d
 def test_the_largest_row_of_a_group_is_kept(
     planted: tuple[Built, dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SHARD-3: each other row is a rejection that names the row that is kept."""
+    """SHARD-3: every other row is a rejection that names the kept row."""
     built, _ = planted
     report = dry_run(built.source, tmp_path / "dest", shard_options(**{**OPTIONS, "dedup": "keep-largest"}))
     groups = marked(built.dest)
@@ -99,7 +99,7 @@ def test_the_largest_row_of_a_group_is_kept(
 
 
 def test_a_group_is_in_one_split(planted: tuple[Built, dict[str, str]]) -> None:
-    """Without groups, some copies would be in the other split."""
+    """Without groups, some copies would be in different splits."""
     built, _ = planted
     alone, together = defaultdict(set), defaultdict(set)
     for source, (group, split) in columns(built.dest, "user.duplicate_group", "split").items():
@@ -111,7 +111,7 @@ def test_a_group_is_in_one_split(planted: tuple[Built, dict[str, str]]) -> None:
 
 
 def test_tasks_find_the_same_groups(planted: tuple[Built, dict[str, str]], tmp_path: Path) -> None:
-    """SHARD-1"""
+    """SHARD-1."""
     built, _ = planted
     for task in ("0/2", "1/2", None):
         do_task(built, tmp_path / "dataset", task)
@@ -120,8 +120,8 @@ def test_tasks_find_the_same_groups(planted: tuple[Built, dict[str, str]], tmp_p
     )
 
 
-def test_flat_pictures_and_parts_of_a_fixed_view_are_no_duplicates(tmp_path: Path) -> None:
-    """Parts of one view differ in what moves. A fade is compared by its clear pictures. Images are not videos."""
+def test_flat_frames_and_parts_of_a_fixed_view_are_not_duplicates(tmp_path: Path) -> None:
+    """Parts of one view differ in moving objects, and a fade is compared by its clear frames. Images are not videos."""
     black, size = np.zeros((NUM_FRAMES, HEIGHT, WIDTH, 3), np.uint8), 16
     view = np.repeat(frames_of("bikes", WIDTH, HEIGHT, 1), 2 * NUM_FRAMES, axis=0)
     for number, frame in enumerate(view):
@@ -148,14 +148,14 @@ def test_flat_pictures_and_parts_of_a_fixed_view_are_no_duplicates(tmp_path: Pat
 
 
 def signatures_of(rng: np.random.Generator, num_rows: int) -> Any:
-    """Random signatures in which nothing moves."""
+    """Return random signatures without any motion."""
     words = rng.integers(0, 2**63, (NUM_WORDS, num_rows), np.uint64) << np.uint64(1)
     words[NUM_APPEARANCE_WORDS:] = 0
     return words
 
 
 def changed(rng: np.random.Generator, row: Any, num_bits: int) -> Any:
-    """The signature with some other bits."""
+    """Return the signature with this number of bits flipped."""
     bits = rng.choice(NUM_APPEARANCE_WORDS * 63, num_bits, replace=False)
     row = row.copy()
     np.bitwise_xor.at(row, bits // 63, np.uint64(1) << (bits % 63 + 1).astype(np.uint64))
@@ -163,7 +163,7 @@ def changed(rng: np.random.Generator, row: Any, num_bits: int) -> Any:
 
 
 def test_a_row_follows_only_a_row_that_is_similar_to_it() -> None:
-    """A chain of small changes does not join its ends; a large group has one leader, wherever its rows are."""
+    """A chain of small changes does not join its ends, and a large group has one leader, wherever its rows are."""
     rng = np.random.default_rng(0)
     words = signatures_of(rng, 1000)
     for row in range(101, 110):
@@ -186,10 +186,10 @@ def test_a_row_follows_only_a_row_that_is_similar_to_it() -> None:
         ({"dedup": "largest"}, ConfigError, "dedup='largest'.*keep-largest"),
         ({"where": "duplicate_group is None"}, ConfigError, "grouped after the rows are selected"),
         ({"trust_metadata": True}, ConfigError, "dedup='mark'.*trust_metadata"),
-        ({"metadata": "taken.jsonl"}, SourceError, "already has a column .duplicate_group.*--dedup"),
+        ({"metadata": "taken.jsonl"}, SourceError, "already has a column named .duplicate_group.*--dedup"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
+def test_invalid_requests_are_refused(
     tmp_path: Path, changes: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     (tmp_path / "a.mp4").write_bytes(encode(frames_of("bikes", WIDTH, HEIGHT, NUM_FRAMES)))

@@ -1,4 +1,4 @@
-"""All engines write the same bytes, to a folder and to a real object store."""
+"""Tests that all engines write the same bytes, to a folder and to a real object store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * MOST_SECONDS)]
 
 @pytest.fixture
 def to_folders(ray_cluster: RayCluster, slurm: Slurm, tmp_path: Path) -> ShardWithAll:
-    """A function that shards the same sources with each engine, on three raylets and on three nodes of Slurm."""
+    """Function that shards the same sources with each engine, on three raylets and on three nodes of Slurm."""
 
     def run(sources: Sequence[object], options: Sequence[object], dest: str = "", *more: object) -> dict[str, Tree]:
         for engine in ENGINES:
@@ -48,7 +48,7 @@ def to_folders(ray_cluster: RayCluster, slurm: Slurm, tmp_path: Path) -> ShardWi
 
 @pytest.fixture
 def to_ceph(to_folders: Callable[..., dict[str, Tree]], rgw: Rgw, s3_env: S3Env, tmp_path: Path) -> ShardWithAll:
-    """As `to_folders`, to a bucket of Ceph."""
+    """Same function as `to_folders`, but for a bucket on Ceph."""
 
     def run(sources: Sequence[object], options: Sequence[object]) -> dict[str, Tree]:
         bucket = rgw.new_bucket()
@@ -62,7 +62,7 @@ def to_ceph(to_folders: Callable[..., dict[str, Tree]], rgw: Rgw, s3_env: S3Env,
 
 @pytest.fixture(scope="module")
 def small_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Many small clips. A few are encoded; the others are copies with another box at their end."""
+    """Folder of many small clips: a few are encoded, and the rest are copies with a different box at the end."""
     folder = tmp_path_factory.mktemp("small")
     frames = frames_of("bikes", 160, 112, NUM_ENCODED + 20)
     encoded = [encode(frames[first : first + 6 + first % 14]) for first in range(NUM_ENCODED)]
@@ -83,7 +83,7 @@ def test_all_engines_write_the_same_bytes_to_a_folder_and_to_ceph(
     to_folders: ShardWithAll,
     to_ceph: ShardWithAll,
 ) -> None:
-    """SHARD-1, FETCH-2: the demo's corpus with a few clips, and with 2,000 (issue 18)."""
+    """SHARD-1, FETCH-2: the sources are the demo's corpus with a few clips, and with 2,000 (issue 18)."""
     sources = (corpus.root, request.getfixturevalue("source" if input_size == "few" else "small_clips"))
     options = (*SHARD_ARGUMENTS, "--clips", clips)
     trees = to_folders(sources, options) | to_ceph(sources, options)
@@ -91,8 +91,9 @@ def test_all_engines_write_the_same_bytes_to_a_folder_and_to_ceph(
     assert [name for name, tree in trees.items() if tree != trees["local"]] == []
 
 
-def test_all_engines_curate_alike(to_folders: ShardWithAll, tmp_path: Path) -> None:
-    """SHARD-1: scenes, black bars, scores and groups of near-duplicates, which each task derives from all findings."""
+def test_all_engines_produce_the_same_curation(to_folders: ShardWithAll, tmp_path: Path) -> None:
+    """SHARD-1: this covers scenes, black bars, scores and groups of near-duplicates, which each task derives from all
+    findings."""
     plant(tmp_path / "source", 12, 6)
     for seed in range(3):
         (tmp_path / "source" / f"scenes-{seed}.mp4").write_bytes(scene_video(7 * seed).data)

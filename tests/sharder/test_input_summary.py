@@ -1,4 +1,4 @@
-"""The summary of the input, which is printed once, before any clip is stored."""
+"""Tests of the input summary, which is printed once, before any clip is stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUCKETS = parse_buckets("96x64@5,64x64@1")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Metadata that names four of six files, and one that is not there; slow, fast, short and equal clips; a still."""
+    """Metadata that names five of six media files and a missing one; slow, fast, short and equal clips; an image."""
     root = tmp_path_factory.mktemp("folder")
     (root / "more").mkdir()
     frames = frames_of("bikes", 96, 64, 20)
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"file": name, "prompt": "x" if name != "fast.mp4" else "", "score": 1, "text": "y"} for name in named]
     write_rows(root / "metadata.csv", rows)
     write_rows(root / "captions.jsonl", [{"file": "slow.mp4"}])
-    write_rows(root / "slow.json", [{}])  # describes slow.mp4 alone
+    write_rows(root / "slow.json", [{}])  # describes only slow.mp4
     return root
 
 
@@ -55,16 +55,16 @@ def options(**changes: Any) -> ShardOptions:
     return shard_options(**given | changes)
 
 
-def test_everything_understood_is_told_before_anything_is_stored(folder: Path, tmp_path: Path) -> None:
-    told: list[InputSummary] = []
+def test_the_input_is_summarized_before_anything_is_stored(folder: Path, tmp_path: Path) -> None:
+    summaries: list[InputSummary] = []
 
     def listen(summary: InputSummary) -> None:
-        told.append(summary)
+        summaries.append(summary)
         assert not (tmp_path / "ds" / "shards").exists()
 
     report = shard(folder, tmp_path / "ds", options(), None, listen)
-    assert told == [report.input]
-    assert dry_run(folder, tmp_path / "dry", options(), None, told.append).input == told[0] == told[1]
+    assert summaries == [report.input]
+    assert dry_run(folder, tmp_path / "dry", options(), None, summaries.append).input == summaries[0] == summaries[1]
     value = json.loads(json.dumps(report.to_json()))["input"]
     (source,) = value.pop("sources")
     assert source == {
@@ -92,12 +92,12 @@ def test_everything_understood_is_told_before_anything_is_stored(folder: Path, t
         "num_without_bucket": 1,
         "near_duplicates": None,
     }
-    again = shard(folder, tmp_path / "ds", options(), None, told.append)
-    assert again.state == "already sealed" and again.input == InputSummary(told[0].sources) == told[-1]
+    again = shard(folder, tmp_path / "ds", options(), None, summaries.append)
+    assert again.state == "already sealed" and again.input == InputSummary(summaries[0].sources) == summaries[-1]
 
 
-def test_other_sources_are_understood_too(folder: Path, tmp_path: Path) -> None:
-    """The same file twice, metadata as the source, two sources, and files without metadata."""
+def test_other_sources_are_summarized(folder: Path, tmp_path: Path) -> None:
+    """The sources are a file listed twice, metadata as the source, two sources, and files without metadata."""
     rows = write_rows(tmp_path / "rows.jsonl", [{"video": str(folder / "fast.mp4"), "cap": "x"}] * 2)
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "a.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 20)[7:14], fps=24))
@@ -108,7 +108,7 @@ def test_other_sources_are_understood_too(folder: Path, tmp_path: Path) -> None:
     listed, plain = found.sources
     assert (listed.layout, listed.metadata) == ("metadata", ("rows.jsonl",))
     assert listed.columns == {"video": ("video",), "caption": ("cap",)}
-    assert listed.unnamed_files is not None and listed.unnamed_files.count == 4, "all others beside the named file"
+    assert listed.unnamed_files is not None and listed.unnamed_files.count == 4, "all other files in its folder"
     assert (plain.layout, plain.num_rows, plain.num_captions, plain.unnamed_files) == ("folder", 1, 0, None)
     assert plain.unread_metadata.examples == ("meta_v2.csv",)
     assert found.shared_files.examples == ("rows 0 and 1: " + str(folder / "fast.mp4"),)
@@ -125,11 +125,11 @@ def test_sealed_datasets_are_a_source_without_invented_columns(folder: Path, tmp
     (source,) = found.sources
     assert source.layout == "dataset" and source.columns == {"kept": ("score", "text")}
     assert source.unnamed_files is None
-    assert found.duplicates is not None and found.duplicates.count == 1, "known by checksum"
+    assert found.duplicates is not None and found.duplicates.count == 1, "recognized by checksum"
 
 
-def test_min_fps_rejects_the_videos_whose_frames_would_be_repeated(folder: Path, tmp_path: Path) -> None:
-    """Not images, and not 23.976 where 24 is wanted."""
+def test_min_fps_rejects_videos_whose_frames_would_be_repeated(folder: Path, tmp_path: Path) -> None:
+    """Images are not rejected, and neither is 23.976 if 24 is requested."""
     report = dry_run(folder, tmp_path / "ds", options(min_fps=16))
     assert report.input is not None and report.input.repeated is not None
     rejected = [rejection.source for rejection in report.rejections if rejection.kind == "min-fps"]

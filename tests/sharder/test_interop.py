@@ -1,4 +1,4 @@
-"""The shards as other people's readers see them."""
+"""Tests of the shards in third-party readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Sample = dict[str, bytes]
 
 
 def expected(built: Built) -> dict[str, dict[str, Sample]]:
-    """tar → key → extension → bytes, from the index and the source files."""
+    """Return the expected bytes by tar, key and extension, from the index and the source files."""
     dataset = open_dataset(built.dest)
     shards: dict[str, dict[str, Sample]] = {}
     for row in dataset.samples_table().to_pylist():
@@ -32,7 +32,8 @@ def expected(built: Built) -> dict[str, dict[str, Sample]]:
 
 
 def raw_members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """What a reader of plain headers gets: 100 bytes of name, octal size, no prefix, no extended headers."""
+    """Yield the members that a reader of plain headers gets: a 100-byte name, octal size, no prefix or extended
+    headers."""
     offset = 0
     while data[offset] != 0:
         header = data[offset : offset + 512]
@@ -89,7 +90,7 @@ def test_energon_offsets_point_at_samples(built: Built) -> None:
         assert info["shard_counts"][tar] == len(samples)
 
 
-def test_a_shard_is_of_one_bucket_split_and_extension(built: Built) -> None:
+def test_a_shard_has_one_bucket_split_and_extension(built: Built) -> None:
     rows = open_dataset(built.dest).samples_table().to_pylist()
     kinds: dict[tuple[str, int], set[tuple[str, str]]] = {}
     for row in rows:
@@ -99,7 +100,7 @@ def test_a_shard_is_of_one_bucket_split_and_extension(built: Built) -> None:
 
 
 def members_of(root: Path) -> Members:
-    """What readers should get, from the index."""
+    """Return the expected members, from the index."""
     found: Members = {}
     for row in open_dataset(root).samples_table().to_pylist():
         text = hashlib.sha256((row["text"] or "").encode()).hexdigest()
@@ -107,8 +108,8 @@ def members_of(root: Path) -> Members:
     return found
 
 
-def test_each_version_is_read_by_others(source: Path, tmp_path: Path) -> None:
-    """After an append, a removal with a compaction, and a merge. wids is no longer part of webdataset 1.0."""
+def test_each_version_is_read_by_third_party_readers(source: Path, tmp_path: Path) -> None:
+    """The versions follow an append, a removal with compaction, and a merge. webdataset 1.0 no longer contains wids."""
     growing, more = Growing(source, tmp_path / "a"), Growing(source, tmp_path / "b")
     growing.build(growing.rows[:5])
     more.build(more.rows[8:])

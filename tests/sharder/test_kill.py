@@ -1,4 +1,4 @@
-"""Real runs, really killed."""
+"""Tests of real runs that are killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(built: Built, dest: Path, mark: str = "", **order: Any) -> subprocess.Co
 
 
 def marked(mark: str) -> list[int]:
-    """Processes of a run, its workers among them."""
+    """Return the processes of a run, including its workers."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -56,14 +56,14 @@ def wait_until_gone(mark: str) -> None:
 
 
 def finished_shards(dest: Path) -> dict[str, tuple[int, int]]:
-    """Identity of every tar whose marker stands."""
+    """Return the identity of every tar that has a marker."""
     markers = {path.stem for path in dest.glob(".staging/*/*.json")}
     tars = [path for path in dest.glob("shards/*/*.tar") if path.stem in markers]
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tars}
 
 
 def moments(num_shards: int, rng: random.Random) -> list[tuple[str, int, float]]:
-    """20 moments in the order of a run, some at an event of progress and some a little later."""
+    """Return 20 moments in the order of a run, some at a progress event and some slightly later."""
     delays = {"records": [0.0], "probe": [0.0, 0.002, 0.01, 0.03, 0.1], "build": [0.0, 0.01, 0.1], "seal": [0.0, 0.001]}
     at = [("records", 1)]
     at += [("probe", done) for done in (0, 0, 2, 5, 9, 13, 16)]
@@ -74,8 +74,8 @@ def moments(num_shards: int, rng: random.Random) -> list[tuple[str, int, float]]
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_again_and_again_it_ends_with_the_same_bytes(built: Built, tmp_path: Path, count: int) -> None:
-    """SHARD-1, SHARD-2: kill -9 in every phase; the next run goes on, and repeats no finished shard."""
+def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bytes(built: Built, tmp_path: Path, count: int) -> None:
+    """SHARD-1, SHARD-2: after kill -9 in every phase, the next run resumes and repeats no finished shard."""
     dest, rng = tmp_path / "dataset", random.Random(20)
     finished: dict[str, tuple[int, int]] = {}
     hit = set()
@@ -86,7 +86,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(built: Built, tmp_pa
         result = run(built, dest, kill=moment, options={"workers": rng.choice([1, 2, 3])})
         assert result.returncode in (0, -signal.SIGKILL), result.stderr
         if result.returncode:
-            hit.add(result.stdout.rpartition("\n")[0].split()[-3])  # the last line may be cut short
+            hit.add(result.stdout.rpartition("\n")[0].split()[-3])  # the last line may be truncated
         if (dest / "manifest.json").exists():
             assert open_dataset(dest).samples_table().num_rows == built.report.num_samples, f"after kill {number}"
         else:
@@ -101,7 +101,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(built: Built, tmp_pa
 
 
 def native_moments(num_shards: int, rng: random.Random, count: int) -> list[tuple[str, int, float]]:
-    """Moments in the order of a run: most while clips are encoded and while shards take them."""
+    """Return moments in the order of a run, most of them while clips are encoded and while shards take them."""
     at = [("encode", min(13, number * 14 // count)) for number in range(count - count // 3)]
     at += [("build", number * num_shards // (count // 3)) for number in range(count // 3)]
     delays = {"encode": [0.0, 0.01, 0.05, 0.3], "build": [0.0, 0.01, 0.05]}
@@ -110,7 +110,7 @@ def native_moments(num_shards: int, rng: random.Random, count: int) -> list[tupl
 
 @pytest.mark.parametrize("count", [4, pytest.param(30, marks=pytest.mark.slow)])
 def test_native_clips_killed_at_any_point_end_with_the_same_bytes(native: Built, tmp_path: Path, count: int) -> None:
-    """SHARD-1, SHARD-2: kill -9 while clips are encoded, and while their shards take them out of the staging folder."""
+    """SHARD-1, SHARD-2: kill -9 comes while clips are encoded or while shards take clips from the staging directory."""
     dest, rng = tmp_path / "dataset", random.Random(count)
     hit = set()
     for moment in native_moments(native.report.num_shards, rng, count):
@@ -125,15 +125,15 @@ def test_native_clips_killed_at_any_point_end_with_the_same_bytes(native: Built,
     assert tree_of(dest) == native.tree
 
 
-def test_an_encoder_that_is_killed_costs_nothing(native: Built, tmp_path: Path) -> None:
-    """SHARD-1, SHARD-3: its clip is encoded again, not lost and not blamed."""
+def test_a_killed_encoder_loses_nothing(native: Built, tmp_path: Path) -> None:
+    """SHARD-1, SHARD-3: the clip of a killed encoder is neither lost nor rejected but encoded again."""
     result = run(native, tmp_path / "dataset", kill_worker=["encode", 2], options={"clips": "native", "workers": 2})
     assert result.returncode == 0, result.stderr
     assert tree_of(tmp_path / "dataset") == native.tree
 
 
-def test_a_killed_worker_costs_nothing(built: Built, tmp_path: Path) -> None:
-    """SHARD-1, SHARD-3: the tasks of a worker that is killed are done again, not lost and not blamed."""
+def test_a_killed_worker_loses_nothing(built: Built, tmp_path: Path) -> None:
+    """SHARD-1, SHARD-3: the tasks of a killed worker are neither lost nor rejected but run again."""
     for phase, workers in (("probe", 2), ("build", 3)):
         result = run(built, tmp_path / phase, kill_worker=[phase, 1], options={"workers": workers})
         assert result.returncode == 0, result.stderr
@@ -153,7 +153,7 @@ def test_a_killed_worker_costs_nothing(built: Built, tmp_path: Path) -> None:
     ],
 )
 def test_no_process_is_left(built: Built, tmp_path: Path, phase: str, number: signal.Signals) -> None:
-    """STOP-1: Ctrl-C, SIGTERM and SIGKILL end the workers too, and what is done stays for the next run."""
+    """STOP-1: Ctrl-C, SIGTERM and SIGKILL also end the workers, and completed work is kept for the next run."""
     mark = uuid.uuid4().hex
     words = command(built, tmp_path / "dataset", options={"clips": "native"} if phase == "encode" else {})
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -172,7 +172,7 @@ def test_no_process_is_left(built: Built, tmp_path: Path, phase: str, number: si
 
 
 def test_a_second_sharder_is_refused(built: Built, tmp_path: Path) -> None:
-    """SHARD-2: two runs never work on one dataset at a time."""
+    """SHARD-2: two runs never work on one dataset at the same time."""
     first = subprocess.Popen(command(built, tmp_path / "dataset"), stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert first.stdout is not None

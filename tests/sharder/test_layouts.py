@@ -1,4 +1,4 @@
-"""Every layout of a source to a sealed dataset in one command; then the loader delivers each caption with its pixels."""
+"""Tests that one command shards every source layout, and that the loader delivers each caption with its own frames."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Add = Callable[[str, bytes], None]
 
 @cache
 def clip(number: int) -> bytes:
-    """One of a few clips of 9 frames, each of another content."""
+    """Return one of several clips of 9 frames, all with different content."""
     name = ("bikes", "carphone_pristine", "bigbuckbunny")[number % 3]
     return encode(frames_of(name, 96, 64, 20)[number : number + 9])
 
@@ -52,7 +52,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def videos(folder: Path, count: int = 3, pattern: str = "videos/{}.mp4") -> list[str]:
-    """Clips in a folder; their names."""
+    """Write clips to a folder and return their names."""
     names = [pattern.format(number) for number in range(count)]
     write(folder, {name: clip(number) for number, name in enumerate(names)})
     return names
@@ -87,7 +87,7 @@ def csv_of(rows: list[dict[str, Any]]) -> bytes:
 
 
 def shard(*arguments: object, buckets: str = BUCKETS) -> dict[str, Any]:
-    """The command, in this process; its report. Raises what it fails with."""
+    """Run the command in this process and return its report; raise its errors."""
     asked = ["shard", *map(str, arguments), "--buckets", buckets, "--workers", "1", "--json"]
     done = CliRunner().invoke(cli, asked, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -95,7 +95,7 @@ def shard(*arguments: object, buckets: str = BUCKETS) -> dict[str, Any]:
 
 
 def deliver(dataset: Path, **options: Any) -> dict[str, Pixels]:
-    """All that an epoch delivers: caption → frames (T, H, W, 3)."""
+    """Return everything that an epoch delivers: caption → frames (T, H, W, 3)."""
     found: dict[str, Pixels] = {}
     with open_loader(dataset, output={"layout": "BTHWC"}, tail="pad", **options) as loader:
         for batch in loader:
@@ -111,7 +111,7 @@ def decoded(data: bytes, shape: tuple[int, int, int] = (9, 64, 96)) -> Pixels:
 
 
 def check(dataset: Path, count: int = 3) -> None:
-    """Each clip came with its own caption, pixel for pixel as its file decodes."""
+    """Assert that each clip has its own caption and decodes to the same pixels as its file."""
     found = deliver(dataset)
     assert sorted(found) == sorted(caption(number) for number in range(count))
     for number in range(count):
@@ -151,7 +151,7 @@ def make_parquet_folder(folder: Path) -> list[object]:
 
 
 def make_hugging_face(folder: Path) -> list[object]:
-    """Parquet files that `datasets` writes for its Video feature: structs, some of which only name a file."""
+    """Write Parquet files as `datasets` does for its Video feature: structs, some of which only name a file."""
     rows = rows_of(videos(folder), "video")
     for number in (0, 1):
         rows[number]["video"] = {"bytes": clip(number), "path": "same.mp4"}
@@ -160,7 +160,7 @@ def make_hugging_face(folder: Path) -> list[object]:
 
 
 def make_binary(folder: Path) -> list[object]:
-    """A binary column of an unusual name."""
+    """Write a binary column with an unusual name."""
     rows = [row | {"mp4": clip(number)} for number, row in enumerate(rows_of(["x", "y", "z"], "id"))]
     return [write(folder, {"rows.parquet": parquet_of(rows)}) / "rows.parquet"]
 
@@ -222,7 +222,7 @@ def make_webdataset(folder: Path) -> list[object]:
 
 
 def make_one_tar(folder: Path) -> list[object]:
-    """Names with dots, long ones and a folder, as plain tar writes them: GNU headers, and captions in JSON."""
+    """Write names with dots, long names and a folder, as plain tar does: GNU headers, and captions in JSON."""
     members = {f"./{'long name ' * 12}/clip_1.{n}s.mp4": clip(n) for n in range(3)} | {
         f"./{'long name ' * 12}/clip_1.{n}s.json": json.dumps({"caption": caption(n)}).encode() for n in range(3)
     }
@@ -265,7 +265,7 @@ def make_cosmos(folder: Path) -> list[object]:
 LAYOUTS = {name.removeprefix("make_"): make for name, make in list(globals().items()) if name.startswith("make_")}
 
 
-# Other words for what others in the list show already: test_other_words_for_columns reads them all.
+# Variants that other layouts already cover; test_every_layout_yields_the_same_records reads all layouts.
 _LIKE_OTHERS = (
     *("json_of_videox", "jsonl_file", "parquet_file", "parquet_with_base", "fastvideo", "captions_json", "diffsynth"),
     "one_tar",
@@ -287,8 +287,8 @@ def test_each_layout_becomes_a_dataset_in_one_command(layout: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_other_words_for_columns(layout: str, tmp_path: Path) -> None:
-    """Every layout names the same clips with the same captions, before anything is built."""
+def test_every_layout_yields_the_same_records(layout: str, tmp_path: Path) -> None:
+    """Every layout lists the same clips with the same captions before anything is built."""
     source, *flags = LAYOUTS[layout](tmp_path)
     options = shard_options(buckets=parse_buckets(BUCKETS), base_path=str(flags[1]) if flags else None)
     records = read_records(str(source), options, tmp_path / "embedded", extracts=True).records

@@ -1,4 +1,4 @@
-"""Several media in a sample: what is taken, what is rejected and why, and how it is stored."""
+"""Tests of conditioning inputs: which are accepted, which are rejected and why, and how they are stored."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@9"), "workers": 1}
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of files in a folder, some of which fit no clip beside theirs."""
+    """Rows of files in a folder, which also contains files that match no clip."""
 
     folder: Path
     rows: list[dict[str, Any]]
 
     def write(self, rows: list[dict[str, Any]] | None = None) -> Path:
-        """Metadata of the rows, of all by default."""
+        """Write the metadata of these rows, by default of all rows."""
         return write_rows(self.folder / "metadata.jsonl", self.rows if rows is None else rows)
 
     def reasons(self, rows: list[dict[str, Any]], dest: Path, media: dict[str, str]) -> dict[int, str]:
-        """Row → why it is rejected; every row is counted (SHARD-3)."""
+        """Return the reason of each rejected row; every row must be counted (SHARD-3)."""
         report: ShardReport = dry_run(self.write(rows), dest, options(media, whole_files=True))
         assert report.num_samples + report.num_rejected == len(rows)
         return {rejection.row: rejection.reason for rejection in report.rejections}
@@ -67,8 +67,8 @@ def options(media: dict[str, str] | None = None, **others: Any) -> ShardOptions:
     return shard_options(**OPTIONS | {"media": MEDIA if media is None else media} | others)
 
 
-def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tmp_path: Path) -> None:
-    """SHARD-3: a medium that would show other frames, or another part, than the clip; files that are none."""
+def test_mismatched_conditioning_inputs_are_rejected_with_a_reason(source: Source, tmp_path: Path) -> None:
+    """SHARD-3: this includes inputs with other frames or another shape than the clip, and files that are not media."""
     rows = source.rows
     wrong = {
         "control1.mkv": "'control': control1.mkv has 25 frames, but the clip has 24 frames",
@@ -91,7 +91,7 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
 
 
 def test_kinds(source: Source, tmp_path: Path) -> None:
-    """DIFFSYNTH row 4: images alone are pictures, lists are images; a kind that is said is kept to."""
+    """DIFFSYNTH row 4: single images are images, lists contain only images, and an explicit kind is enforced."""
     shard(source.write(), tmp_path / "dataset", options())
     media = open_dataset(tmp_path / "dataset").manifest.media
     flags = ("is_still", "is_mask", "is_list", "is_optional", "max_items")
@@ -115,8 +115,8 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
     assert not source.reasons([{**row, "control_video": [picture] * 8}], tmp_path / "other", {"c?": "control_video"})
 
 
-def test_lists_need_metadata_that_can_hold_them(source: Source, tmp_path: Path) -> None:
-    """DIFFSYNTH row 4: a list in a CSV is an error that says so; one path a cell is fine. Parquet holds lists."""
+def test_lists_require_metadata_that_can_store_them(source: Source, tmp_path: Path) -> None:
+    """DIFFSYNTH row 4: a list in a CSV file is a clear error; one path per cell works. Parquet can store lists."""
     folder, row = source.folder, source.rows[2]
     write_rows(folder / "a.csv", [{"path": row["path"], "caption": "a", "refs": row["refs"]}])
     with pytest.raises(SourceError, match=r"the column contains a list.*which CSV cannot store; use .jsonl"):
@@ -135,7 +135,7 @@ def _column(root: Path, name: str) -> list[Any]:
     return found
 
 
-def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
+def test_invalid_media_options_are_refused(source: Source, tmp_path: Path) -> None:
     for given, message in (
         ({"control": "depth"}, "'depth' is not a column in the metadata; available columns: path, caption"),
         ({"Control": "refs"}, r"must be \[KIND:\]NAME\[\?\]=COLUMN"),
@@ -152,7 +152,7 @@ def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
 
 
 def test_spellings() -> None:
-    """One grammar for the command line and for Python; DiffSynth's list of keys means the same."""
+    """The command line and Python share one grammar, and DiffSynth's list of keys has the same meaning."""
     columns = media_columns({"control": "c", "reference?": "r", "mask:m": "m", "image:i?": "i", "video:v": "v"})
     assert [(m.name, m.kind, m.is_mask, m.is_optional) for m in columns] == [
         ("control", None, False, False),
@@ -175,8 +175,8 @@ def built(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "dataset"
 
 
-def test_members_are_what_the_index_says(built: Path, source: Source) -> None:
-    """Copies hold the sources' bytes, found by offset and by checksum; a tar has samples of the same members alone."""
+def test_members_match_the_index(built: Path, source: Source) -> None:
+    """Copies have the sources' bytes at the indexed offsets, and all samples of a tar have the same members."""
     dataset, names = open_dataset(built), []
     for info in dataset.shards:
         data = (built / info.path).read_bytes()
@@ -206,7 +206,7 @@ def test_members_are_what_the_index_says(built: Path, source: Source) -> None:
     assert ("control.mkv", "json", "matte.mp4", "mp4", "txt") in names
 
 
-def test_foreign_readers_get_them_too(built: Path, source: Source) -> None:
+def test_third_party_readers_read_conditioning_inputs(built: Path, source: Source) -> None:
     """webdataset reads the tars unchanged."""
     read = [sample for path in sorted(built.rglob("*.tar")) for sample in read_webdataset(path)]
     assert len(read) == len(source.rows)
@@ -218,8 +218,9 @@ def test_foreign_readers_get_them_too(built: Path, source: Source) -> None:
         assert "control_video" not in value["columns"] and value["columns"]["score"] == row["score"]
 
 
-def test_equal_builds_are_equal_datasets(source: Source, built: Path, tmp_path: Path) -> None:
-    """SHARD-1: whatever the workers; native clips too; another medium or another spelling is another dataset."""
+def test_equal_builds_give_equal_datasets(source: Source, built: Path, tmp_path: Path) -> None:
+    """SHARD-1: this holds for any number of workers and for native clips; changed inputs or options give another
+    dataset."""
     metadata = source.write()
     shard(metadata, tmp_path / "again", options(workers=2))
     assert tree_of(tmp_path / "again") == tree_of(built)
@@ -236,11 +237,11 @@ def test_equal_builds_are_equal_datasets(source: Source, built: Path, tmp_path: 
         shard(source.write(other), tmp_path / "again", options())
 
 
-def test_native_media_are_the_buckets_size(source: Source, tmp_path: Path) -> None:
-    """As many frames as the clip, at its times; masks without loss; pictures once a clip, whatever its window."""
+def test_native_conditioning_inputs_have_the_size_of_the_bucket(source: Source, tmp_path: Path) -> None:
+    """They share the clip's frames and times. Masks are lossless. Images are stored once per clip, for any window."""
     shard(source.write(), tmp_path / "dataset", options(clips="native", max_clip_seconds=0.5, fps=20))
     table = open_dataset(tmp_path / "dataset").samples_table().to_pylist()
-    assert len(table) > len(source.rows)  # long clips are cut
+    assert len(table) > len(source.rows)  # long clips are split
     for row in table:
         control, matte = row["media.control"][0], row["media.matte"][0]
         for item in (control, matte):
@@ -251,8 +252,8 @@ def test_native_media_are_the_buckets_size(source: Source, tmp_path: Path) -> No
             assert (item["num_frames"], item["width"], item["height"], item["extension"][-3:]) == (1, 96, 64, "jpg")
 
 
-def test_verify_finds_what_rotted_and_copy_takes_all(built: Path, tmp_path: Path) -> None:
-    """VERIFY: one flipped byte of a medium; a copy has every byte."""
+def test_verify_finds_damage_and_copy_copies_everything(built: Path, tmp_path: Path) -> None:
+    """VERIFY: a flipped byte of a conditioning input is found, and a copy has every byte."""
     run_streamvid("copy", built, tmp_path / "copy")
     assert tree_of(tmp_path / "copy") == tree_of(built)
     assert run_streamvid("verify", tmp_path / "copy", "--deep").returncode == 0

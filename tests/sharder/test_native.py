@@ -1,4 +1,4 @@
-"""Native clips: what `--clips native` makes of the same source folder that copies are tested with."""
+"""Tests of `--clips native` with the same source folder as the tests of copies."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ def rgb(source: Path | bytes, size: tuple[int, int]) -> np.ndarray[Any, Any]:
 
 
 def nearest(frames: np.ndarray[Any, Any], candidates: np.ndarray[Any, Any]) -> list[int]:
-    """For each frame, the candidate it looks like most."""
+    """Return, for each frame, the index of the most similar candidate."""
     return [int(mean_square_errors(candidates, frame).argmin()) for frame in frames]
 
 
 @pytest.fixture
 def long_source(tmp_path: Path) -> Path:
-    """One clip of 40 frames, 24 a second."""
+    """Folder of one clip of 40 frames at 24 frames per second."""
     (tmp_path / "long").mkdir()
     (tmp_path / "long" / "clip.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 40), options={"g": "12"}))
     return tmp_path / "long"
 
 
 def test_a_clip_is_its_source_at_the_buckets_size(native: Built) -> None:
-    """SAMPLE-2 for stored bytes: a plain reader gets the source's frames, all of them, at their times."""
+    """SAMPLE-2 for stored bytes: a plain reader gets all frames of the source at their times."""
     for row in rows_of(native.dest):
         bucket = open_dataset(native.dest).manifest.bucket(row["bucket_id"])
         source, clip = native.source / row["source"], clip_of(native.dest, row)
@@ -91,7 +91,7 @@ def test_a_clip_is_its_source_at_the_buckets_size(native: Built) -> None:
 
 
 def test_the_loader_delivers_the_sources_frames(native: Built) -> None:
-    """SAMPLE-2 end to end: frame i of a batch is the source's nearest, one after the other."""
+    """SAMPLE-2 end to end: the frames of a batch are consecutive frames of the source."""
     sources = {row["key"]: row["source"] for row in rows_of(native.dest)}
     delivered = []
     for split in ("train", "val"):
@@ -104,7 +104,7 @@ def test_the_loader_delivers_the_sources_frames(native: Built) -> None:
     assert sorted(delivered) == sorted(sources)
 
 
-def test_foreign_readers_get_playable_clips(native: Built) -> None:
+def test_third_party_readers_get_playable_clips(native: Built) -> None:
     rows = {row["key"]: row for row in rows_of(native.dest)}
     num_read = 0
     for tar in sorted(native.dest.rglob("*.tar")):
@@ -123,7 +123,7 @@ def test_foreign_readers_get_playable_clips(native: Built) -> None:
     assert num_read == len(rows)
 
 
-def test_the_manifest_says_how_and_how_well(native: Built) -> None:
+def test_the_manifest_records_encoding_and_quality(native: Built) -> None:
     manifest = open_dataset(native.dest).manifest
     assert manifest.native is not None
     encoding = manifest.native.encoding
@@ -137,7 +137,7 @@ def test_the_manifest_says_how_and_how_well(native: Built) -> None:
     assert set(manifest.native.quality["psnr_y_by_bucket"]) == {bucket.id for bucket in manifest.buckets}
 
 
-def test_report_of_the_run_and_of_the_sealed_dataset(native: Built, tmp_path: Path) -> None:
+def test_reports_of_the_run_and_of_the_sealed_dataset_agree(native: Built, tmp_path: Path) -> None:
     report = native.report
     assert report.encode_seconds is not None and report.encode_seconds > 0
     assert shard(native.source, native.dest, DEFAULTS) == replace(report, state="already sealed", encode_seconds=None)
@@ -150,7 +150,7 @@ def test_report_of_the_run_and_of_the_sealed_dataset(native: Built, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_encoding_is_another_dataset(native: Built) -> None:
+def test_a_different_encoding_is_a_different_dataset(native: Built) -> None:
     for changes, difference in (
         ({"crf": 23}, "encoding"),
         ({"clips": "copy"}, "clips: .native. stored, .copy. requested"),
@@ -162,10 +162,10 @@ def test_another_encoding_is_another_dataset(native: Built) -> None:
 @pytest.mark.parametrize(
     ("codec", "video", "image"), [("mjpeg", "mjpeg", "mjpeg"), ("ffv1", "ffv1", "png"), ("av1", "av1", "mjpeg")]
 )
-def test_every_codec_makes_a_dataset_that_loads(
+def test_every_codec_gives_a_dataset_that_loads(
     native: Built, tmp_path: Path, codec: str, video: str, image: str
 ) -> None:
-    """Images stay images, PNG where nothing may be lost."""
+    """Images stay images, and are stored as PNG if the codec is lossless."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a/clip_1.5s_a.mp4", "c/still.jpg"):
@@ -180,8 +180,8 @@ def test_every_codec_makes_a_dataset_that_loads(
         assert sorted(batch.sample_keys[0] for batch in loader) == sorted(row["key"] for row in rows.values())
 
 
-def test_what_is_below_min_psnr_is_rejected_with_the_figure(native: Built, tmp_path: Path) -> None:
-    """SHARD-3: each clip is a sample or a rejection, by the PSNR-Y that the other run has in its index."""
+def test_clips_below_min_psnr_are_rejected_with_their_psnr(native: Built, tmp_path: Path) -> None:
+    """SHARD-3: each clip is a sample or a rejection, according to the PSNR-Y in the index of another run."""
     found = {row["source"]: row["psnr_y"] for row in rows_of(native.dest)}
     least = sorted(found.values())[5]
     report = shard(native.source, tmp_path / "out", options(min_psnr=least))
@@ -194,7 +194,7 @@ def test_what_is_below_min_psnr_is_rejected_with_the_figure(native: Built, tmp_p
 
 
 def test_time_ranges_become_clips_of_exactly_their_frames(long_source: Path, tmp_path: Path) -> None:
-    """SAMPLE-2: a film with several captions: each clip has the frames of its range, and all share a split."""
+    """SAMPLE-2: in a film with several captions, each clip has the frames of its range; all clips share a split."""
     film = long_source / "clip.mp4"
     times = [(0, 0.5), (0.5, 1.0), (0.98, 1.667), (1.2, 1.9), (0.1, 9), (5, 6)]
     lines = ["video,caption,start_seconds,end_seconds"]
@@ -222,7 +222,7 @@ def test_time_ranges_become_clips_of_exactly_their_frames(long_source: Path, tmp
 
 
 def test_max_growth_limits_every_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A strongly compressed source grows at the default crf, with a warning; the limit counts for each window."""
+    """A strongly compressed source grows at the default crf, with a warning; the limit applies to each window."""
     source = tmp_path / "source"
     source.mkdir()
     data = encode(frames_of("bikes", 96, 64, 40), options={"crf": "40"})
@@ -246,7 +246,7 @@ def test_max_growth_limits_every_clip(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_long_sources_become_windows_that_share_a_record(long_source: Path, tmp_path: Path) -> None:
-    """SHARD-3: every frame of the source is in exactly one window, and windows never part in splits."""
+    """SHARD-3: every frame of the source is in exactly one window, and all windows are in the same split."""
     report = shard(long_source, tmp_path / "out", options(buckets=WIDE, max_clip_seconds=0.6, val_fraction=0.5))
     rows = sorted(rows_of(tmp_path / "out"), key=lambda row: row["window_start"])
     assert [(row["window_start"], row["window_num_frames"]) for row in rows] == [(0, 13), (13, 13), (26, 14)]
@@ -270,7 +270,7 @@ def test_a_window_that_is_too_short_for_a_bucket_is_made_longer(long_source: Pat
 
 
 def test_fps_resamples_before_buckets_are_chosen(long_source: Path, tmp_path: Path) -> None:
-    """SAMPLE-2: at half the rate every other frame; what is too short then is rejected with the reason."""
+    """SAMPLE-2: at half the rate, every other frame is kept; a clip that becomes too short is rejected."""
     (long_source / "short.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 14)))
     buckets = parse_buckets("96x64@9,96x64@33")
     shard(long_source, tmp_path / "out", options(buckets=buckets, fps=12, val_fraction=0.0))
@@ -315,8 +315,9 @@ def test_hdr_is_refused_or_allowed(tmp_path: Path, clips: str) -> None:
         assert [batch.video.shape[0] for batch in loader] == [2]
 
 
-def test_frames_that_do_not_decode_are_found_where_that_is_asked(tmp_path: Path) -> None:
-    """SHARD-3: native always, copies with verify="decode"; otherwise such a clip is stored as it is."""
+def test_frames_that_do_not_decode_are_found_on_request(tmp_path: Path) -> None:
+    """SHARD-3: native builds always find them, copies only with verify="decode"; otherwise the clip is stored
+    unchanged."""
     source = tmp_path / "source"
     source.mkdir()
     data = bytearray(encode(frames_of("bikes", 96, 64, 20)))
@@ -333,12 +334,12 @@ def test_frames_that_do_not_decode_are_found_where_that_is_asked(tmp_path: Path)
     encoded = reasons_of(tmp_path / "out")
     for reasons in (encoded, {row.source: row.reason for row in probed["decode"]}):
         assert list(reasons) == ["bad.mp4"] and "decode" in reasons["bad.mp4"]
-    for clips, verify in (("copy", "probe"), ("native", "decode")):  # what they do anyway
+    for clips, verify in (("copy", "probe"), ("native", "decode")):  # the default for each kind of clips
         assert options(clips=clips, verify=verify).to_json() == options(clips=clips).to_json()
 
 
 def test_an_unfinished_run_encodes_nothing_twice(native: Built, tmp_path: Path) -> None:
-    """SHARD-1: what is encoded stays, under whatever plan; then the staging folder goes."""
+    """SHARD-1: encoded clips are kept across plans, and the staging directory is removed at the end."""
     dest = tmp_path / "out"
     with pytest.raises(Stop):
         shard(native.source, dest, DEFAULTS, stop_at("encode", 6))
@@ -351,7 +352,7 @@ def test_an_unfinished_run_encodes_nothing_twice(native: Built, tmp_path: Path) 
 
 
 def test_another_encoding_starts_anew(native: Built, tmp_path: Path) -> None:
-    """SHARD-1: clips left from another crf are not taken for these."""
+    """SHARD-1: clips left by a run with another crf are not used."""
     dest = tmp_path / "out"
     with pytest.raises(Stop):
         shard(native.source, dest, options(crf=40), stop_at("build", 2))
@@ -361,8 +362,8 @@ def test_another_encoding_starts_anew(native: Built, tmp_path: Path) -> None:
     assert tree_of(dest) == native.tree
 
 
-def test_staged_clips_go_with_their_shard_and_come_back_where_it_is_lost(native: Built, tmp_path: Path) -> None:
-    """SHARD-1: the disk holds each clip once; a shard that was finished and is lost is encoded again."""
+def test_staged_clips_go_with_their_shard_and_are_encoded_again_if_it_is_lost(native: Built, tmp_path: Path) -> None:
+    """SHARD-1: the disk holds each clip once, and a finished shard that is lost is encoded again."""
     dest, waiting = tmp_path / "out", []
 
     def watch(phase: str, done: int, total: int) -> None:
@@ -381,7 +382,7 @@ def test_staged_clips_go_with_their_shard_and_come_back_where_it_is_lost(native:
     assert tree_of(dest) == native.tree
 
 
-def test_a_clip_that_rots_while_it_waits_is_never_stored(native: Built, tmp_path: Path) -> None:
+def test_a_staged_clip_that_is_damaged_is_never_stored(native: Built, tmp_path: Path) -> None:
     dest = tmp_path / "out"
 
     def damage(phase: str, done: int, total: int) -> None:
@@ -395,7 +396,7 @@ def test_a_clip_that_rots_while_it_waits_is_never_stored(native: Built, tmp_path
     assert tree_of(dest) == native.tree
 
 
-def test_the_same_file_in_two_rows_is_encoded_once(long_source: Path, tmp_path: Path) -> None:
+def test_a_file_in_two_rows_is_encoded_once(long_source: Path, tmp_path: Path) -> None:
     (long_source / "meta.csv").write_text("path,caption\nclip.mp4,one\nclip.mp4,two\n")
     totals = set()
     chosen = options(buckets=WIDE, shard_size_bytes=1000, whole_files=True)
@@ -407,7 +408,7 @@ def test_the_same_file_in_two_rows_is_encoded_once(long_source: Path, tmp_path: 
 
 
 def test_a_clip_that_takes_too_long_is_rejected_by_name(long_source: Path, tmp_path: Path) -> None:
-    """SHARD-3: encoding has a wall clock for each clip; with more time it is tried again, and nothing else is."""
+    """SHARD-3: encoding has a time limit per clip. With a longer limit only that clip is tried again."""
     run = options(buckets=WIDE, encode_timeout_seconds=0.0001)
     with pytest.raises(SourceError, match=r"all records were rejected.*longer than encode_timeout_seconds=0.0001"):
         shard(long_source, tmp_path / "out", run)

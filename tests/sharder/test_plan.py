@@ -1,4 +1,4 @@
-"""The shard plan as arithmetic."""
+"""Tests of the arithmetic of shard plans."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_numbers_run_through_splits() -> None:
     assert paths == [f"shards/96x64-9f/96x64-9f-{number:06d}.tar" for number in range(len(paths))]
 
 
-def test_what_no_bucket_takes_is_rejected_in_the_order_of_the_input() -> None:
+def test_rows_without_a_bucket_are_rejected_in_the_order_of_the_input() -> None:
     """SHARD-3."""
     records = (record(0, 1), record(2, 1), record(3, 1))
     probes: Mapping[FileState, Probe | Rejected] = {
@@ -106,15 +106,15 @@ def test_keys_are_safe_everywhere(source: str, occurrence: int) -> None:
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}-[0-9a-f]{16}", key)
 
 
-def test_keys_are_fixed_for_ever() -> None:
-    """Keys name samples in every dataset there is: these values never change."""
+def test_keys_never_change() -> None:
+    """Keys identify samples in all existing datasets, so these values must never change."""
     assert safe_stem("a/clip_1.5s_a.mp4") == "clip_1_5s_a"
     assert record_key("a/clip_1.5s_a.mp4") == "clip_1_5s_a-1ca0f9a5dac9e491"
     assert sample_key("a/clip_1.5s_a.mp4", 0, 10, "96x64-9f") == "clip_1_5s_a-1b160f1a553ebb57"
     assert sample_key("a/clip_1.5s_a.mp4", 0, 10, "96x64-9f", 1) != "clip_1_5s_a-1b160f1a553ebb57"
 
 
-def test_splits_are_about_the_share_and_nested() -> None:
+def test_splits_have_about_the_requested_share_and_are_nested() -> None:
     keys = [record_key(str(number)) for number in range(4000)]
     small = {key for key in keys if split_of(key, 0.1) == "val"}
     large = {key for key in keys if split_of(key, 0.3) == "val"}

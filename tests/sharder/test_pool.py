@@ -1,4 +1,4 @@
-"""The local engine against tasks that kill, hang, eat memory and fail."""
+"""Tests of the local engine with tasks that kill, hang, exhaust memory and fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_task_has_its_own_answer(held_fd: int) -> None:
 
 
 def test_only_workers_that_open_stores_receive_credentials(held_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SAFE-1: a file that takes over a decoder finds no keys in its environment."""
+    """SAFE-1: a file that takes over a decoder finds no credentials in its environment."""
     secrets = {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "HTTPS_PROXY"}
     for name in secrets:
         monkeypatch.setenv(name, "canary")
@@ -48,8 +48,8 @@ def test_the_modules_of_workers_import_little(held_fd: int, module: str) -> None
     assert f"streamvid.sharder.{module}" in modules and not heavy & set(modules)
 
 
-def test_a_poisonous_task_is_found_and_costs_no_other(held_fd: int) -> None:
-    """SHARD-3: segmentation faults, kills, exits and tasks without end are named; their neighbours are answered."""
+def test_a_poisonous_task_is_found_and_affects_no_other(held_fd: int) -> None:
+    """SHARD-3: segmentation faults, kills, exits and endless tasks are identified, and all other tasks succeed."""
     tasks = [["echo", number] for number in range(20)]
     tasks[3], tasks[9], tasks[14] = ["signal", 11], ["exit", 3], ["sleep", 100]
     results = run(tasks, held_fd, timeout_seconds=2.0)
@@ -64,14 +64,14 @@ def test_memory_is_limited(held_fd: int) -> None:
     assert results == {0: "MemoryError", 1: 1}
 
 
-def test_errors_of_ours_come_back_as_they_are(held_fd: int) -> None:
+def test_package_errors_are_raised_unchanged(held_fd: int) -> None:
     with pytest.raises(SourceError, match="^no such thing$"):
         run([["raise", "no such thing"]], held_fd)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         run([["divide", 0]], held_fd)
 
 
-def test_workers_that_cannot_start_are_an_error_and_no_rejection(
+def test_workers_that_cannot_start_are_an_error_and_not_a_rejection(
     held_fd: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (

@@ -1,4 +1,4 @@
-"""`--engine ray` of both verbs on a real Ray cluster of three raylets: the bytes of one machine, whatever is lost."""
+"""Tests of `--engine ray` for both verbs on a real Ray cluster of three raylets: it writes the bytes of one machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def command(built: Built, dest: object, cluster: RayCluster, *more: object) -> l
 def test_a_ray_cluster_builds_the_dataset_of_one_machine(
     kind: str, request: pytest.FixtureRequest, ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """SHARD-1: tasks on three raylets, sealed by the driver, with progress."""
+    """SHARD-1: tasks run on three raylets, and the driver seals the dataset and shows progress."""
     built = request.getfixturevalue(kind)
     done = run_streamvid(*command(built, tmp_path / "dataset", ray_cluster))
     assert "sealed: " in done.stdout and "probe 16/16" in done.stderr
@@ -59,7 +59,7 @@ def test_a_ray_cluster_builds_the_dataset_of_one_machine(
 def test_machines_that_share_only_an_object_store(
     native: Built, ray_cluster: RayCluster, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
 ) -> None:
-    """SHARD-1: from a bucket to a bucket."""
+    """SHARD-1: source and dataset are in an object store."""
     env = s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(native.source, bucket, "videos/")
@@ -72,10 +72,10 @@ def test_machines_that_share_only_an_object_store(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_killed_the_same_command_ends_with_the_same_bytes(
+def test_after_any_kill_the_same_command_ends_with_the_same_bytes(
     native: Built, ray_cluster: RayCluster, seed: int, tmp_path: Path
 ) -> None:
-    """SHARD-1, STOP-1: the driver, a task, a decoder or a raylet with its tasks, in any phase."""
+    """SHARD-1, STOP-1: the driver, a task, a decoder or a raylet with its tasks is killed in any phase."""
     victim, phase = ("driver", "task", "decoder", "raylet")[seed % 4], ("probe", "encode", "build", "seal")[seed // 5]
     dest = tmp_path / "dataset"
     if victim == "raylet":
@@ -99,8 +99,8 @@ def test_whatever_is_killed_the_same_command_ends_with_the_same_bytes(
     check_end(dest, native, finished)
 
 
-def test_what_is_wrong_is_said_as_on_one_machine(built: Built, ray_cluster: RayCluster, tmp_path: Path) -> None:
-    """The error of a task is the driver's; nothing is started that could never run."""
+def test_errors_are_the_same_as_on_one_machine(built: Built, ray_cluster: RayCluster, tmp_path: Path) -> None:
+    """The driver reports the error of a task, and starts nothing that could never run."""
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "clip.mp4").write_bytes(b"no video at all" * 20)
     found = command(built, tmp_path / "dataset", ray_cluster)
@@ -117,7 +117,7 @@ def test_what_is_wrong_is_said_as_on_one_machine(built: Built, ray_cluster: RayC
 
 @pytest.mark.timeout(1000)  # the longest of all: three starts of torch, and as many on a busy machine take minutes
 def test_encoding_on_ray_takes_the_gpus_and_survives_a_killed_task(ray_cluster: RayCluster, tmp_path: Path) -> None:
-    """SHARD-1: one task per GPU; a killed one is started again, and no finished shard is encoded twice."""
+    """SHARD-1: there is one task per GPU. A killed task is started again, and no finished shard is encoded twice."""
     base, logs = build_dataset(tmp_path / "base", {SMALL: [5, 4, 3], TALL: [6, 5]}), tmp_path / "logs"
     logs.mkdir()
 

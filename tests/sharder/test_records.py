@@ -1,4 +1,4 @@
-"""Records from folders and from metadata files, broken ones too."""
+"""Tests of records from folders and metadata files, including broken ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reasons(records: RecordSet) -> dict[int, str]:
     return {rejection.row: rejection.reason for rejection in records.rejections}
 
 
-def test_a_folder_is_read_in_order_with_captions_beside(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_order_with_captions_from_text_files(tmp_path: Path) -> None:
     touch(tmp_path, "b.mp4", "a/z.MKV", "a.mp4", "a/notes.md", ".hidden/x.mp4", ".x.mp4", "a-b/c.png")
     (tmp_path / "a" / "z.txt").write_bytes("\ufeff  ein Fahrrad\r\n".encode())
     records = read(tmp_path)
@@ -48,8 +48,8 @@ def test_a_folder_is_read_in_order_with_captions_beside(tmp_path: Path) -> None:
     assert records.user_types == {}
 
 
-def test_what_is_named_like_media_and_is_none_is_rejected(tmp_path: Path) -> None:
-    """SHARD-3, SAFE-1: pipes, devices, folders, loops and giants end in the rejections, and nothing hangs."""
+def test_entries_that_are_only_named_like_media_are_rejected(tmp_path: Path) -> None:
+    """SHARD-3, SAFE-1: pipes, devices, folders, loops and huge files are rejected, and nothing hangs."""
     touch(tmp_path, "good.mp4")
     os.mkfifo(tmp_path / "pipe.mp4")
     touch(tmp_path, "folder.mp4/inside.mp4")
@@ -108,7 +108,7 @@ def test_paths_that_are_rejected(tmp_path: Path, given_path: Any, reason: str) -
     assert "secret" not in rejection.source + rejection.reason
 
 
-def test_paths_that_are_taken(tmp_path: Path) -> None:
+def test_paths_that_are_accepted(tmp_path: Path) -> None:
     touch(tmp_path, "in/a b.mp4", "out.mp4")
     inside, outside = tmp_path / "in" / "a b.mp4", tmp_path / "out.mp4"
     rows = [{"path": path} for path in ("a b.mp4", "./x/../a b.mp4", str(inside), inside.as_uri(), str(outside))]
@@ -239,7 +239,7 @@ ROWS = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
 def test_any_rows_are_counted_and_typed(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
-    """SHARD-3: whatever the rows hold, each is a record or a rejection, and every value has its column's type."""
+    """SHARD-3: whatever the rows contain, each is a record or a rejection, and every value has its column's type."""
     touch(tmp_path, "a.mp4")
     (tmp_path / "m.jsonl").write_text("\n".join(json.dumps(row) for row in [{"path": "a.mp4", "caption": "x"}, *rows]))
     records = read(tmp_path / "m.jsonl")
@@ -286,8 +286,8 @@ KOALA = "['0:00:25.525', '0:00:30.530']"
         ),
     ],
 )
-def test_time_ranges_are_refused_unless_whole_files_are_wanted(tmp_path: Path, columns: dict[str, Any]) -> None:
-    """Each row would be a sample of the whole film, with the caption of a part."""
+def test_time_ranges_are_refused_without_whole_files(tmp_path: Path, columns: dict[str, Any]) -> None:
+    """Otherwise each row would be a sample of the whole film with the caption of one part."""
     touch(tmp_path, "film.mp4")
     write_rows(tmp_path / "metadata.csv", [{"video": "film.mp4", "caption": "a dog", **columns}])
     with pytest.raises(SourceError, match=rf"{next(iter(columns))}.* time ranges, so .*--time-columns.*--whole-files"):
@@ -314,10 +314,10 @@ ONE, TWO = (Fraction("25.525"), Fraction("30.53")), (Fraction("61.5"), Fraction(
         ({"span": '[{"from": 25.525, "to": 30.53}, {"t0": 61.5, "duration": 3543.5}]'}, [ONE, TWO]),
     ],
 )
-def test_time_ranges_make_a_record_each(
+def test_each_time_range_becomes_a_record(
     tmp_path: Path, cells: dict[str, str], expected: list[tuple[Fraction, Fraction] | None]
 ) -> None:
-    """Koala-36M has one list, Panda-70M a list of them with as many captions, others two columns."""
+    """Koala-36M stores one list, Panda-70M a list of ranges with as many captions, and other datasets two columns."""
     touch(tmp_path, "film.mp4")
     captions = ["a dog", "a cat"][: len(expected)]
     num_rows = 1 if expected == [None] else 2
@@ -385,7 +385,7 @@ def test_other_columns_about_time_are_not_ranges(tmp_path: Path, columns: dict[s
     assert set(read(tmp_path, whole_files=False).user_types) == set(columns)
 
 
-def test_rows_that_share_a_file_are_refused_unless_whole_files_are_wanted(tmp_path: Path) -> None:
+def test_rows_that_share_a_file_are_refused_without_whole_files(tmp_path: Path) -> None:
     touch(tmp_path, "film.mp4", "other.mp4")
     rows = [
         {"video": name, "caption": str(number)} for number, name in enumerate(("film.mp4", "other.mp4", "film.mp4"))

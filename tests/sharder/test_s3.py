@@ -1,4 +1,4 @@
-"""Datasets that are built in a bucket, and sources that lie in one: the same bytes as on a local disk."""
+"""Tests of datasets and sources in a bucket: the bytes are the same as on a local disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK = StorageOptions(deadline_seconds=3.0)
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's caches, where the unfinished lies by default."""
+    """Default directory of unfinished work, in a cache of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "streamvid" / "shard"
 
@@ -47,8 +47,8 @@ def options(**changes: Any) -> ShardOptions:
     return shard_options(**{**OPTIONS, **changes})
 
 
-def test_a_bucket_gets_the_bytes_of_a_folder(built: Built, bucket: str, moto_server: S3Server, work: Path) -> None:
-    """SHARD-1: every object is the local file, and nothing else is there, nor in the working folder."""
+def test_a_bucket_gets_the_same_bytes_as_a_folder(built: Built, bucket: str, moto_server: S3Server, work: Path) -> None:
+    """SHARD-1: every object equals the local file; nothing else is left in the bucket or in the working directory."""
     report = shard(built.source, f"s3://{bucket}/ds", options(workers=2))
     assert report == built.report
     assert moto_server.tree(bucket, "ds") == built.tree
@@ -58,10 +58,10 @@ def test_a_bucket_gets_the_bytes_of_a_folder(built: Built, bucket: str, moto_ser
 
 
 @pytest.mark.slow
-def test_native_clips_of_a_bucket_are_those_of_a_folder(
+def test_native_clips_of_a_bucket_equal_those_of_a_folder(
     native: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
-    """SHARD-1: sources and dataset in buckets, clips encoded: the dataset is that of local folders."""
+    """SHARD-1: with sources and dataset in buckets, the encoded clips equal those of local folders."""
     moto_server.upload_folder(native.source, bucket, "videos/")
     chosen = shard_options(**{**NATIVE, "workers": 2, "work_dir": tmp_path / "work"})
     shard(f"s3://{bucket}/videos/", f"s3://{bucket}/ds", chosen)
@@ -69,10 +69,10 @@ def test_native_clips_of_a_bucket_are_those_of_a_folder(
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_sources_in_a_bucket_make_the_dataset_of_a_folder(
+def test_sources_in_a_bucket_give_the_same_dataset_as_a_folder(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
-    """SHARD-1, SHARD-3: rows, names, rejections and bytes do not tell where the files lay."""
+    """SHARD-1, SHARD-3: rows, names, rejections and bytes do not depend on the location of the files."""
     moto_server.upload_folder(built.source, bucket, "videos/")
     for number, source in enumerate((f"s3://{bucket}/videos", f"s3://{bucket}/videos/metadata.csv")):
         report = shard(source, tmp_path / str(number), options())
@@ -80,8 +80,8 @@ def test_sources_in_a_bucket_make_the_dataset_of_a_folder(
         assert report.probe_bytes_read and report.rejections == built.report.rejections
 
 
-def test_the_report_counts_what_probing_read(bucket: str, moto_server: S3Server, tmp_path: Path) -> None:
-    """An MP4 of many MB with its index at the end, as the user gives it: a twentieth of it at most."""
+def test_the_report_counts_the_bytes_read_by_probing(bucket: str, moto_server: S3Server, tmp_path: Path) -> None:
+    """At most a twentieth is read of an MP4 of many MB with its index at the end."""
     data = late_index()
     moto_server.put(bucket, "v/late.mp4", data)
     (tmp_path / "v").mkdir()
@@ -94,8 +94,10 @@ def test_the_report_counts_what_probing_read(bucket: str, moto_server: S3Server,
 
 
 @pytest.mark.slow
-def test_ranges_of_a_film_in_a_bucket_are_those_of_a_folder(bucket: str, moto_server: S3Server, tmp_path: Path) -> None:
-    """SHARD-1: copies of time ranges, with sources and dataset in a bucket."""
+def test_time_ranges_of_a_film_in_a_bucket_equal_those_of_a_folder(
+    bucket: str, moto_server: S3Server, tmp_path: Path
+) -> None:
+    """SHARD-1: time ranges are stored as copies, with sources and dataset in a bucket."""
     rows = [
         {"path": "late.mp4", "caption": number, "start": number / 5, "end": number / 5 + 0.6} for number in range(4)
     ]
@@ -113,8 +115,8 @@ def test_ranges_of_a_film_in_a_bucket_are_those_of_a_folder(bucket: str, moto_se
 
 
 @pytest.mark.slow
-def test_captions_beside_objects_are_read(bucket: str, moto_server: S3Server, built: Built, tmp_path: Path) -> None:
-    """A folder without metadata: captions in .txt files, hidden names left out."""
+def test_captions_in_text_objects_are_read(bucket: str, moto_server: S3Server, built: Built, tmp_path: Path) -> None:
+    """In a folder without metadata, captions come from .txt files, and hidden names are skipped."""
     own = tmp_path / "own"
     (own / ".hidden").mkdir(parents=True)
     for name in ("b.mp4", "a/clip.mp4", ".hidden/x.mp4"):
@@ -130,7 +132,7 @@ def test_captions_beside_objects_are_read(bucket: str, moto_server: S3Server, bu
 def test_rows_of_a_local_file_may_name_objects(
     bucket: str, moto_server: S3Server, built: Built, tmp_path: Path
 ) -> None:
-    """SHARD-3: what is not in the bucket is a rejection."""
+    """SHARD-3: a row whose object is missing is a rejection."""
     key = "raw/ä b?#%41.mp4"
     moto_server.put(bucket, key, (built.source / "a/clip_1.5s_a.mp4").read_bytes())
     rows = [{"path": f"s3://{bucket}/{name}", "caption": "x"} for name in (key, "gone.mp4")]
@@ -140,10 +142,10 @@ def test_rows_of_a_local_file_may_name_objects(
     assert [row.reason for row in report.rejections] == ["cannot be read: No such file or directory"]
 
 
-def test_metadata_in_a_bucket_names_other_buckets_only_if_asked(
+def test_metadata_in_a_bucket_names_other_buckets_only_on_request(
     bucket: str, moto_server: S3Server, built: Built, tmp_path: Path
 ) -> None:
-    """SAFE-1: whoever writes the metadata does not choose what is read with the caller's keys."""
+    """SAFE-1: the author of the metadata does not choose what is read with the caller's credentials."""
     data, other = (built.source / "a/clip_1.5s_a.mp4").read_bytes(), moto_server.new_bucket()
     for place, key in ((bucket, "v/a.mp4"), (bucket, "w/b.mp4"), (other, "c.mp4")):
         moto_server.put(place, key, data)
@@ -163,7 +165,7 @@ def test_metadata_in_a_bucket_names_other_buckets_only_if_asked(
 def test_an_object_that_changes_between_probe_and_build_is_noticed(
     bucket: str, moto_server: S3Server, built: Built, tmp_path: Path
 ) -> None:
-    """SHARD-1: another video does not take its place unseen; the same command then takes the new one."""
+    """SHARD-1: a replaced object is never used silently; the same command then uses the new object."""
     data = {name: (built.source / name).read_bytes() for name in ("a/clip_1.5s_a.mp4", "a/clip_1.5s_b.mp4")}
     first, second = data.values()
     moto_server.put(bucket, "v/x.mp4", first)
@@ -188,7 +190,7 @@ def _removing(server: S3Server, bucket: str) -> Any:
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_an_error(bucket: str, moto_server: S3Server) -> None:
-    """SHARD-1: two versions are never mixed; the reader may swallow the error, the file keeps it."""
+    """SHARD-1: two versions are never mixed. Even if the reader ignores the error, the file keeps it."""
     data = random.Random(1).randbytes(4 * FIRST_BYTES)
     url = f"s3://{bucket}/clip"
     moto_server.put(bucket, "clip", data)
@@ -209,10 +211,10 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(bucket: str, mo
 
 
 @pytest.mark.slow
-def test_another_dataset_is_refused_and_overwritten_when_asked(
+def test_another_dataset_is_refused_and_overwritten_only_on_request(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
-    """SHARD-2: as in a folder."""
+    """SHARD-2: a bucket behaves like a folder."""
     dest = f"s3://{bucket}/ds"
     shard(built.source, dest, options(buckets=BUCKETS[:1]))
     with pytest.raises(SealedError, match="contains another sealed dataset"):
@@ -229,10 +231,10 @@ def test_foreign_objects_are_refused(built: Built, bucket: str, moto_server: S3S
 
 
 @pytest.mark.slow
-def test_an_unfinished_build_of_something_else_leaves_nothing(
+def test_an_unfinished_build_with_other_options_leaves_nothing(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
-    """SHARD-2: other options take its place, on another machine too, which is another working folder."""
+    """SHARD-2: a build with other options replaces it, even on another machine with another working directory."""
     dest = f"s3://{bucket}/ds"
     with pytest.raises(Stop):
         shard(built.source, dest, options(buckets=BUCKETS[:1], seed=9), stop_at("seal", 4))
@@ -240,10 +242,10 @@ def test_an_unfinished_build_of_something_else_leaves_nothing(
     assert moto_server.tree(bucket, "ds") == built.tree
 
 
-def test_of_two_at_once_one_is_refused_without_a_common_disk(
+def test_a_concurrent_run_is_refused_without_a_shared_disk(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
-    """SHARD-2: the lease in the bucket excludes the second, equal or not, and `abandon`; the first is undisturbed."""
+    """SHARD-2: the lease in the bucket refuses a second run, with equal or other options, and `abandon`."""
     dest, refusals = f"s3://{bucket}/ds", []
 
     def second(phase: str, done: int, total: int) -> None:
@@ -263,7 +265,7 @@ def test_of_two_at_once_one_is_refused_without_a_common_disk(
 def test_another_machine_repeats_no_finished_shard(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
-    """SHARD-1: the markers in the bucket say what is done."""
+    """SHARD-1: markers in the bucket record the finished shards."""
     dest, client = f"s3://{bucket}/ds", moto_server.client
     with pytest.raises(Stop):
         shard(built.source, dest, options(), stop_at("build", 3))
@@ -278,8 +280,8 @@ def test_another_machine_repeats_no_finished_shard(
     assert [client.head_object(Bucket=bucket, Key=key)["LastModified"] for key in done] == [before[key] for key in done]
 
 
-def test_what_is_unfinished_can_be_given_up(built: Built, bucket: str, moto_server: S3Server, work: Path) -> None:
-    """SHARD-2: --abandon leaves neither objects nor parts of uploads nor files."""
+def test_unfinished_work_can_be_abandoned(built: Built, bucket: str, moto_server: S3Server, work: Path) -> None:
+    """SHARD-2: --abandon leaves no objects, upload parts or files."""
     dest = f"s3://{bucket}/ds"
     moto_server.client.create_multipart_upload(Bucket=bucket, Key="ds/shards/x.tar")
     with pytest.raises(Stop):
@@ -294,7 +296,7 @@ def test_what_is_unfinished_can_be_given_up(built: Built, bucket: str, moto_serv
 def test_planted_notes_remove_nothing_else(
     built: Built, bucket: str, moto_server: S3Server, work: Path, finish: str
 ) -> None:
-    """SAFE-1: a cleanup deletes only keys that a plan can contain: in one of its folders, never above it."""
+    """SAFE-1: a cleanup deletes only keys that a plan can contain, inside the dataset's own folders."""
     work.parent.mkdir(parents=True, exist_ok=True)
     (work.parent / "keep.txt").write_text("mine")
     names = json.dumps(["keep.txt", "shards/keep.txt"])
@@ -316,18 +318,18 @@ def test_planted_notes_remove_nothing_else(
     assert list(work.iterdir()) == [] and (work.parent / "keep.txt").exists()
 
 
-def test_uploads_that_were_left_are_given_up_after_success(built: Built, bucket: str, moto_server: S3Server) -> None:
-    """SHARD-2: no parts that nobody sees and somebody pays for."""
+def test_leftover_uploads_are_aborted_after_success(built: Built, bucket: str, moto_server: S3Server) -> None:
+    """SHARD-2: no invisible upload parts remain that incur storage costs."""
     moto_server.client.create_multipart_upload(Bucket=bucket, Key="ds/shards/killed.tar")
     shard(built.source, f"s3://{bucket}/ds", options())
     assert moto_server.uploads(bucket) == []
 
 
 @pytest.mark.slow
-def test_a_store_that_goes_away_is_an_error_that_says_how_to_go_on(
+def test_a_store_that_becomes_unreachable_is_an_error_that_explains_how_to_resume(
     built: Built, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, work: Path
 ) -> None:
-    """SHARD-2, SHARD-3: neither a rejection nor a sealed dataset; then the same command ends with the same bytes."""
+    """SHARD-2, SHARD-3: nothing is rejected or sealed, and the same command then ends with the same bytes."""
     proxy = fault_proxy(moto_server)
     server = moto_server.behind(proxy)
     s3_env(server)
@@ -353,7 +355,7 @@ def test_a_store_that_goes_away_is_an_error_that_says_how_to_go_on(
 def test_faults_change_no_byte(
     built: Built, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, work: Path
 ) -> None:
-    """FETCH-1, SHARD-1: one request in five fails, of reads and writes."""
+    """FETCH-1, SHARD-1: one in five read and write requests fails."""
     kinds = ("status_500", "slow_down", "too_many", "refused", "lost_answer", "reset", "truncated")
     s3_env(moto_server.behind(fault_proxy(moto_server, fault_rate=0.2, seed=5, faults=kinds)))
     bucket = moto_server.new_bucket()
@@ -362,7 +364,7 @@ def test_faults_change_no_byte(
     assert moto_server.tree(bucket, "ds") == built.tree
 
 
-def end_after_kills(
+def check_kills(
     built: Built, server: S3Server, tmp_path: Path, kills: list[tuple[str, int, float]], clips: str = "copy"
 ) -> None:
     bucket, rng = server.new_bucket(), random.Random(len(kills))
@@ -381,23 +383,23 @@ def end_after_kills(
 
 
 @pytest.mark.slow
-def test_killed_against_moto_it_ends_with_the_same_bytes(
+def test_a_run_killed_against_moto_ends_with_the_same_bytes(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path, work: Path
 ) -> None:
-    """SHARD-1, SHARD-2: kill -9, run again."""
+    """SHARD-1, SHARD-2: the run is killed with kill -9 and repeated."""
     kills = random.Random(3).sample(moments(built.report.num_shards, random.Random(1)), 4)
-    end_after_kills(built, moto_server, tmp_path, kills)
+    check_kills(built, moto_server, tmp_path, kills)
     assert list(work.iterdir()) == []
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_against_ceph_it_ends_with_the_same_bytes(
+def test_a_run_killed_against_ceph_ends_with_the_same_bytes(
     built: Built, rgw: S3Server, s3_env: S3Env, tmp_path: Path, work: Path, count: int
 ) -> None:
-    """SHARD-1, SHARD-2: a real object store, kill -9 at seeded moments of every phase, in the order of a run."""
+    """SHARD-1, SHARD-2: kill -9 comes at seeded moments of every phase, in the order of a run."""
     s3_env(rgw)
     kills = moments(built.report.num_shards, random.Random(7))
-    end_after_kills(built, rgw, tmp_path, kills[:: len(kills) // count])
+    check_kills(built, rgw, tmp_path, kills[:: len(kills) // count])
     assert list(work.iterdir()) == []
 
 
@@ -405,17 +407,17 @@ def test_killed_against_ceph_it_ends_with_the_same_bytes(
 def test_native_clips_killed_against_ceph_end_with_the_same_bytes(
     native: Built, rgw: S3Server, s3_env: S3Env, tmp_path: Path, work: Path
 ) -> None:
-    """SHARD-1, SHARD-2: encoded clips wait on this machine, their shards go to the bucket."""
+    """SHARD-1, SHARD-2: encoded clips are staged on this machine, and their shards are uploaded to the bucket."""
     s3_env(rgw)
     kills = native_moments(native.report.num_shards, random.Random(8), 10)
-    end_after_kills(native, rgw, tmp_path, kills, "native")
+    check_kills(native, rgw, tmp_path, kills, "native")
 
 
 @pytest.mark.slow
-def test_the_command_shards_to_a_bucket_and_says_what_is_wrong(
+def test_the_command_shards_to_a_bucket_and_reports_bad_credentials(
     built: Built, rgw: S3Server, s3_env: S3Env, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SAFE-1: a bad secret is an error at once, that shows no key; --abandon cleans; then it is built."""
+    """SAFE-1: a bad secret is an immediate error that shows no credentials; then --abandon and the build succeed."""
     s3_env(rgw)
     bucket = rgw.new_bucket()
     command = ["shard", built.source, f"s3://{bucket}/ds", "--buckets", "96x64@9", "--workers", "1"]

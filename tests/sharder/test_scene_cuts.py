@@ -1,4 +1,4 @@
-"""Scene cuts: long videos become one clip per scene, with the frames between two hard cuts."""
+"""Tests of scene cuts: a long video becomes one clip per scene, with the frames between two hard cuts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def options(**changes: Any) -> ShardOptions:
 
 
 def windows(dest: Path) -> dict[str, list[tuple[int, int]]]:
-    """The (first frame, frame after the last) of each clip, by source."""
+    """Return (first frame, frame after the last) of each clip by source."""
     found: dict[str, list[tuple[int, int]]] = {}
     for row in open_dataset(dest).samples_table().to_pylist():
         start = row["window_start"]
@@ -40,7 +40,7 @@ def windows(dest: Path) -> dict[str, list[tuple[int, int]]]:
 
 
 def counts(videos: list[SceneVideo], folder: Path) -> tuple[int, int, int]:
-    """(cuts found within one frame, cuts found in all, true cuts) when a dataset is made of these videos."""
+    """Shard these videos; return (cuts found within one frame, all found cuts, true cuts)."""
     (folder / "videos").mkdir()
     for number, video in enumerate(videos):
         (folder / "videos" / f"{number:03}.mkv").write_bytes(video.data)
@@ -58,7 +58,7 @@ def counts(videos: list[SceneVideo], folder: Path) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("kind", ["native", "copy"])
 def test_the_cuts_of_a_real_film_are_found(tmp_path: Path, kind: str) -> None:
-    """The author's own five cuts, but not the van that drives through the picture; time ranges are divided, too."""
+    """The film's own five cuts are found, and the passing van is not a cut. Time ranges are also divided."""
     path = str(real_clip("bikes"))
     write_rows(tmp_path / "metadata.jsonl", [{"path": path}, {"path": path, "start": 2, "end": 4}])
     given = options(clips=kind, time_columns=("start", "end"))
@@ -79,7 +79,7 @@ def test_long_scenes_are_split_and_each_scene_has_its_scores(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_50_videos_with_known_cuts(tmp_path: Path) -> None:
-    """Issue 18: precision and recall of at least 0.98 within one frame, with other videos than those of the README."""
+    """Issue 18: precision and recall are at least 0.98 within one frame, on other videos than those in the README."""
     hits, found, true = counts([scene_video(seed) for seed in range(1000, 1050)], tmp_path)
     print(f"precision {hits / found:.4f}, recall {hits / true:.4f} of {true} cuts")
     assert hits / found >= 0.98 and hits / true >= 0.98

@@ -1,4 +1,4 @@
-"""shard() and dry_run() as a caller sees them."""
+"""Tests of shard() and dry_run() from the caller's point of view."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def options(**changes: Any) -> ShardOptions:
 
 @pytest.fixture
 def own(built: Built, tmp_path: Path) -> Path:
-    """A copy of the source, to be changed."""
+    """Copy of the source that a test may change."""
     return Path(shutil.copytree(built.source, tmp_path / "own"))
 
 
@@ -61,7 +61,7 @@ def test_report_adds_up_and_is_json(built: Built) -> None:
     assert "and 3 more rejections" in built.report.summary(max_rejections=2)
 
 
-def test_index_says_what_was_given(built: Built) -> None:
+def test_the_index_matches_the_input(built: Built) -> None:
     rows = {row["source"]: row for row in rows_of(built.dest)}
     clip = rows["a/clip_1.5s_a.mp4"]
     assert clip["text"] == 'number 0, with "quotes"\nand\ta new line é'
@@ -78,13 +78,13 @@ def test_index_says_what_was_given(built: Built) -> None:
         assert row["clip_bytes"] == (built.source / row["source"]).stat().st_size
 
 
-def test_equal_stems_stay_apart(built: Built) -> None:
+def test_equal_stems_get_different_keys(built: Built) -> None:
     keys = [row["key"] for row in rows_of(built.dest)]
     assert len(set(keys)) == len(keys) == 14
     assert sum(key.startswith("clip_1_5s_a-") for key in keys) == 2
 
 
-def test_a_split_never_parts_a_source(own: Path, tmp_path: Path) -> None:
+def test_a_split_never_divides_a_source(own: Path, tmp_path: Path) -> None:
     rows = [{"path": f"more/{number}.mp4", "caption": str(copy)} for number in range(6) for copy in range(3)]
     write_rows(own / "metadata.csv", rows)
     report = shard(own, tmp_path / "out", options(val_fraction=0.5, whole_files=True))
@@ -95,8 +95,9 @@ def test_a_split_never_parts_a_source(own: Path, tmp_path: Path) -> None:
     assert len({row["record_key"] for row in table}) == 6
 
 
-def test_bytes_depend_on_the_input_alone(either: Built, tmp_path: Path) -> None:
-    """SHARD-1: not on workers, the umask, where the source lies or its times; no clock, host or temporary path."""
+def test_bytes_depend_only_on_the_input(either: Built, tmp_path: Path) -> None:
+    """SHARD-1: bytes do not depend on workers, umask, location or file times, and contain no clock, host or temporary
+    path."""
     own = shutil.copytree(either.source, tmp_path / "own")
     for path in own.rglob("*.mp4"):
         os.utime(path, (1, 1))
@@ -109,7 +110,7 @@ def test_bytes_depend_on_the_input_alone(either: Built, tmp_path: Path) -> None:
     assert not any(str(tmp_path.parent).encode() in data for data in either.tree.values())
 
 
-def test_again_changes_nothing_and_probes_nothing(built: Built) -> None:
+def test_a_repeated_run_changes_and_probes_nothing(built: Built) -> None:
     phases = []
     report = shard(built.source, built.dest, DEFAULTS, lambda phase, *_: phases.append(phase))
     assert report == replace(built.report, state="already sealed")
@@ -117,7 +118,7 @@ def test_again_changes_nothing_and_probes_nothing(built: Built) -> None:
     assert tree_of(built.dest) == built.tree
 
 
-def test_a_staging_folder_left_by_a_kill_after_sealing_goes(built: Built, tmp_path: Path) -> None:
+def test_a_staging_folder_left_by_a_kill_after_sealing_is_removed(built: Built, tmp_path: Path) -> None:
     dest = shutil.copytree(built.dest, tmp_path / "out")
     (dest / ".staging" / "plan").mkdir(parents=True)
     (dest / ".staging" / "plan" / "files.json").write_text('["manifest.json"]')
@@ -127,7 +128,7 @@ def test_a_staging_folder_left_by_a_kill_after_sealing_goes(built: Built, tmp_pa
 
 @pytest.mark.parametrize("name", ["ab" * 16, "overwritten", "x"])
 def test_a_planted_list_of_files_removes_nothing(built: Built, tmp_path: Path, name: str) -> None:
-    """SAFE-1: neither what no sharder writes, nor a sealed dataset that --abandon finds beside unfinished work."""
+    """SAFE-1: this protects foreign files, and a sealed dataset for which --abandon finds unfinished work."""
     for dest in (tmp_path / "new", shutil.copytree(built.dest, tmp_path / "sealed")):
         plan = dest / ".staging" / name
         plan.mkdir(parents=True)
@@ -160,7 +161,7 @@ def edit_caption(own: Path) -> None:
         (edit_caption, {}, "input: the number of rows is still 19, but files, sizes, captions or columns have changed"),
     ],
 )
-def test_another_dataset_is_never_replaced_unasked(
+def test_another_dataset_is_never_replaced_without_overwrite(
     built: Built, own: Path, change: Callable[[Path], None] | None, changes: dict[str, Any], difference: str
 ) -> None:
     if change:
@@ -170,7 +171,7 @@ def test_another_dataset_is_never_replaced_unasked(
     assert tree_of(built.dest) == built.tree
 
 
-def test_overwrite_leaves_nothing_of_the_old_and_touches_nothing_else(built: Built, tmp_path: Path) -> None:
+def test_overwrite_removes_the_old_dataset_and_nothing_else(built: Built, tmp_path: Path) -> None:
     dest = shutil.copytree(built.dest, tmp_path / "out")
     (dest / "shards" / "notes.txt").write_text("mine")
     shard(built.source, dest, options(buckets=BUCKETS[:1], overwrite=True))
@@ -180,7 +181,7 @@ def test_overwrite_leaves_nothing_of_the_old_and_touches_nothing_else(built: Bui
     assert tree == tree_of(tmp_path / "fresh")
 
 
-def test_overwrite_with_nothing_to_put_there_keeps_the_old(built: Built, tmp_path: Path) -> None:
+def test_overwrite_without_valid_input_keeps_the_old_dataset(built: Built, tmp_path: Path) -> None:
     dest = shutil.copytree(built.dest, tmp_path / "out")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.mp4").write_bytes(b"text")
@@ -189,7 +190,7 @@ def test_overwrite_with_nothing_to_put_there_keeps_the_old(built: Built, tmp_pat
     assert open_dataset(dest).samples_table().num_rows == 14
 
 
-def test_dry_run_writes_nothing_and_tells_what_would_be(built: Built, tmp_path: Path) -> None:
+def test_dry_run_writes_nothing_and_returns_the_expected_report(built: Built, tmp_path: Path) -> None:
     report = dry_run(built.source, tmp_path / "out", DEFAULTS)
     assert report == replace(built.report, state="dry run")
     assert list(tmp_path.iterdir()) == []
@@ -206,7 +207,7 @@ def test_appending_renames_no_sample(built: Built, own: Path, tmp_path: Path) ->
 
 
 def test_an_unfinished_run_with_other_options_leaves_no_trace(built: Built, tmp_path: Path) -> None:
-    """SHARD-1: what an abandoned plan wrote is gone, files of its index too; its probing is used."""
+    """SHARD-1: all files of the abandoned plan are removed, including its index; its probe results are used."""
     dest = tmp_path / "out"
     with pytest.raises(Stop):
         shard(built.source, dest, options(buckets=BUCKETS[:1], seed=9), stop_at("seal", 4))
@@ -217,7 +218,7 @@ def test_an_unfinished_run_with_other_options_leaves_no_trace(built: Built, tmp_
     assert tree_of(dest) == built.tree
 
 
-def test_a_file_that_changes_after_probing_is_never_stored_unseen(either: Built, tmp_path: Path) -> None:
+def test_a_file_that_changes_after_probing_is_never_stored_silently(either: Built, tmp_path: Path) -> None:
     own, out, chosen = (
         shutil.copytree(either.source, tmp_path / "own"),
         tmp_path / "out",
@@ -237,7 +238,7 @@ def test_a_file_that_changes_after_probing_is_never_stored_unseen(either: Built,
 
 
 def test_a_caption_edited_between_runs_rebuilds_its_shard(own: Path, tmp_path: Path) -> None:
-    """SHARD-1: a shard finished with another caption is not taken for finished."""
+    """SHARD-1: a shard finished with another caption does not count as finished."""
     with pytest.raises(Stop):
         shard(own, tmp_path / "out", DEFAULTS, stop_at("seal", 0))
     edit_caption(own)
@@ -262,7 +263,7 @@ def test_a_damaged_staging_folder_costs_only_work(built: Built, tmp_path: Path) 
 
 
 def test_a_file_that_takes_too_long_is_rejected_by_name(own: Path, tmp_path: Path) -> None:
-    """SHARD-3: probing has a wall clock for each file; a worker that it ends is no lost record."""
+    """SHARD-3: probing has a time limit per file, and ending a worker at the limit loses no record."""
     report = dry_run(own / "b", tmp_path / "out", options(probe_timeout_seconds=0.0001))
     assert (report.num_samples, report.num_rejected) == (0, 3)
     assert {row.reason for row in report.rejections} == {"probing took longer than probe_timeout_seconds=0.0001"}
@@ -329,11 +330,11 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         ({"clips": "native", "buckets": parse_buckets("8x16@9", multiple=8)}, "sides of native clips must be even"),
     ],
 )
-def test_options_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         options(**changes)
 
 
-def test_a_destination_that_cannot_be_made_is_one_clear_error(own: Path) -> None:
+def test_a_destination_that_cannot_be_created_is_one_clear_error(own: Path) -> None:
     with pytest.raises(StorageError, match="cannot write to /proc/nope/x: No such file.*choose a destination"):
         shard(own, "/proc/nope/x", options())

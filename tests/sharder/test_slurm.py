@@ -1,4 +1,5 @@
-"""`--engine slurm` of both verbs on a real Slurm cluster: arrays of tasks on three nodes, and the bytes of one machine."""
+"""Tests of `--engine slurm` for both verbs on a real Slurm cluster: arrays of tasks on three nodes write the same
+bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ ARGUMENTS = [
 
 
 def submit(slurm: Slurm, built: Built, dest: object, folder: Path, tasks: int = 3, *more: object) -> str:
-    """What the command says that submits the jobs."""
+    """Submit the jobs and return the output of the command."""
     clips = ("--clips", built.options.get("clips", "copy"), "--num-tasks", tasks)
     return slurm.run(*PROGRAM, "shard", built.source, dest, *ARGUMENTS, *clips, *more, cwd=folder)
 
@@ -45,7 +46,7 @@ def logs(folder: Path) -> str:
 def test_one_command_builds_the_dataset_of_one_machine_and_a_second_is_refused(
     built: Built, slurm: Slurm, tmp_path: Path
 ) -> None:
-    """SHARD-1, SAFE-1: copies, to a folder that the nodes share, whose name is no command to the shell."""
+    """SHARD-1, SAFE-1: copies are built in a shared folder whose name contains shell commands, which are not run."""
     dest = tmp_path / 'it\'s $(touch stolen) `touch stolen` "set"'
     said = submit(slurm, built, dest, tmp_path, 3, "--sbatch-option=--comment=it's mine")
     assert "submitted Slurm jobs " in said and "progress: streamvid shard --status " in said
@@ -62,12 +63,12 @@ def test_one_command_builds_the_dataset_of_one_machine_and_a_second_is_refused(
 
 
 @pytest.mark.parametrize("word", ["cpu", "-p", "--", "--array=0-3", "--arr=0-3", "--wrap=id", "--dependency=after:1"])
-def test_options_that_are_not_for_sbatch_are_refused(word: str) -> None:
+def test_invalid_sbatch_options_are_refused(word: str) -> None:
     with pytest.raises(ConfigError, match=r"sbatch_options='.*': must be a long option such as --partition=cpu, and"):
         shard_options(engine="slurm", sbatch_option=word)
 
 
-def test_what_slurm_refuses_is_said(built: Built, slurm: Slurm, tmp_path: Path) -> None:
+def test_errors_of_slurm_are_reported(built: Built, slurm: Slurm, tmp_path: Path) -> None:
     words = [*PROGRAM, "shard", built.source, tmp_path / "ds", *ARGUMENTS, "--sbatch-option=--partition=none"]
     done = subprocess.run(
         list(map(str, words)), cwd=tmp_path, env=slurm.env, capture_output=True, text=True, check=False
@@ -78,7 +79,7 @@ def test_what_slurm_refuses_is_said(built: Built, slurm: Slurm, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_to_an_object_store(native: Built, slurm: Slurm, moto_server: S3Server, s3_env: S3Env, tmp_path: Path) -> None:
-    """SHARD-1: native clips from a bucket to a bucket."""
+    """SHARD-1: native clips, with source and dataset in an object store."""
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(native.source, bucket, "videos/")
@@ -90,10 +91,10 @@ def test_to_an_object_store(native: Built, slurm: Slurm, moto_server: S3Server, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_killed_the_same_command_ends_with_the_same_bytes(
+def test_after_any_kill_the_same_command_ends_with_the_same_bytes(
     native: Built, slurm: Slurm, seed: int, tmp_path: Path
 ) -> None:
-    """SHARD-1, STOP-1: a task, a decoder or a node with all that runs there; the command is run again if need be."""
+    """SHARD-1, STOP-1: a task, a decoder or a node with its processes is killed; the command is rerun if needed."""
     victim, phase = ("task", "decoder", "node")[seed % 3], ("probe", "encode", "build", "seal")[seed // 5]
     dest, rng = tmp_path / "dataset", random.Random(seed)
     submit(slurm, native, dest, tmp_path)
@@ -116,7 +117,8 @@ def test_whatever_is_killed_the_same_command_ends_with_the_same_bytes(
 
 @pytest.mark.slow
 def test_encoding_resumes_after_its_time_limit(slurm: Slurm, tmp_path: Path) -> None:
-    """SHARD-1, STOP-1: SIGUSR1, as before a time limit, ends each task after its batch; Slurm queues it again."""
+    """SHARD-1, STOP-1: SIGUSR1, as before a time limit, ends each task after its batch, and Slurm queues the task
+    again."""
     base = build_dataset(tmp_path / "base", {SMALL: [5, 4, 3], TALL: [6, 5]})
     log = tmp_path / "log"
     log.mkdir()

@@ -1,4 +1,4 @@
-"""What else a source may be: sealed datasets, several at once, tars that somebody spoiled, containers and pictures."""
+"""Tests of other sources: sealed datasets, several sources, damaged tars, containers and images."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def index_of(dataset: Path) -> list[dict[str, Any]]:
     return sorted(streamvid.open_dataset(dataset).samples_table().to_pylist(), key=lambda row: row["text"])
 
 
-def test_a_sealed_dataset_gets_other_buckets_and_keeps_what_it_knows(tmp_path: Path) -> None:
-    """Captions, columns, record keys and splits stay; the clips are read in place, and delivered in the new shape."""
+def test_a_sealed_dataset_gets_other_buckets_and_keeps_its_metadata(tmp_path: Path) -> None:
+    """Captions, columns, record keys and splits stay. Clips are read in place and delivered in the new shape."""
     rows = [{**row, "caption": [caption(n), f"other {n}"]} for n, row in enumerate(rows_of(videos(tmp_path, 6)))]
     write(tmp_path, {"metadata.jsonl": jsonl_of(rows)})
     shard(tmp_path, tmp_path / "old", "--val-fraction", "0.4")
@@ -63,7 +63,8 @@ def test_a_sealed_dataset_gets_other_buckets_and_keeps_what_it_knows(tmp_path: P
 
 
 def test_a_sealed_dataset_that_would_lose_something_is_refused(tmp_path: Path) -> None:
-    """Native clips lose quality and their figures; buckets that were not asked for are no longer those of the dataset."""
+    """Native clips would lose quality and their quality figures; without explicit buckets, those of the dataset would
+    change."""
     videos(tmp_path, 1)
     shard(tmp_path, tmp_path / "copy")
     shard(tmp_path, tmp_path / "native", "--clips", "native", "--codec", "ffv1")
@@ -76,7 +77,7 @@ def test_a_sealed_dataset_that_would_lose_something_is_refused(tmp_path: Path) -
 
 
 def test_datasets_are_merged(tmp_path: Path) -> None:
-    """Several sources at once: rows of one after the other, columns of both, and no sample leaves validation."""
+    """Several sources are read in order; their columns are combined, and no sample leaves the validation split."""
     for name, numbers in {"a": (0, 1, 2), "b": (3, 4)}.items():
         rows = [
             {"path": f"{n}.mp4", "caption": caption(n), "score": 1 if name == "a" else 0.5, name: "x"} for n in numbers
@@ -94,7 +95,7 @@ def test_datasets_are_merged(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_clip_of_a_dataset_is_noticed(tmp_path: Path) -> None:
-    """SAFE-1: what was sealed is proved when it is sealed again."""
+    """SAFE-1: sealed contents are verified when they are sealed again."""
     videos(tmp_path, 1)
     shard(tmp_path, tmp_path / "ds")
     (tar,) = (tmp_path / "ds").rglob("*.tar")
@@ -117,15 +118,15 @@ def test_a_dataset_is_not_built_over_its_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dataset_below_the_source_is_no_part_of_it(tmp_path: Path) -> None:
-    """SHARD-1: a folder of tars is read the same while, and after, a dataset is built inside it."""
+def test_a_dataset_below_the_source_is_not_part_of_it(tmp_path: Path) -> None:
+    """SHARD-1: a folder of tars is read the same way while a dataset is built inside it and afterwards."""
     write(tmp_path, {"0.tar": tar_of({"a.mp4": clip(0), "a.txt": b"x"})})
     assert shard(tmp_path, tmp_path / "deep" / "ds")["num_samples"] == 1
     assert shard(tmp_path, tmp_path / "deep" / "ds")["state"] == "already sealed"
 
 
 def test_splits_stay_when_rows_are_added_and_in_every_layout(tmp_path: Path) -> None:
-    """A file's split and record key hang on its name alone, not on what else is there or how it is listed."""
+    """A file's split and record key depend only on its name, not on other files or on the layout."""
     names = videos(tmp_path, 8)
     write(tmp_path, {"few.csv": csv_of(rows_of(names[:5])), "all.jsonl": jsonl_of(rows_of(names)[::-1])})
     for name in ("few.csv", "all.jsonl"):
@@ -144,8 +145,8 @@ def test_lists_of_unequal_length_name_both_counts(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_what_would_leave_something_out_is_asked_about(tmp_path: Path) -> None:
-    """SHARD-3: media beside tars: neither is dropped silently."""
+def test_an_ambiguous_layout_must_be_chosen(tmp_path: Path) -> None:
+    """SHARD-3: if a folder contains both media files and tars, neither is dropped silently."""
     videos(tmp_path, 1)
     write(tmp_path, {"0.tar": tar_of({"a.mp4": clip(1)})})
     with pytest.raises(SourceError, match=r"\(folder, tars\), .*; choose one with --layout"):
@@ -154,7 +155,7 @@ def test_what_would_leave_something_out_is_asked_about(tmp_path: Path) -> None:
     assert [record.source for record in read(tmp_path, layout="folder").records] == ["videos/0.mp4"]
 
 
-def test_base_path_is_for_relative_paths_alone(tmp_path: Path) -> None:
+def test_base_path_applies_only_to_relative_paths(tmp_path: Path) -> None:
     names = videos(tmp_path / "media", 2)
     paths = [names[0], str(tmp_path / "media" / names[1]), "../x.mp4"]
     write(tmp_path, {"rows.jsonl": jsonl_of(rows_of(paths))})
@@ -167,7 +168,7 @@ def test_base_path_is_for_relative_paths_alone(tmp_path: Path) -> None:
         read(tmp_path / "media", base_path=tmp_path)
 
 
-def test_wrong_words_are_named(tmp_path: Path) -> None:
+def test_wrong_layouts_are_named(tmp_path: Path) -> None:
     names = videos(tmp_path, 2)
     with pytest.raises(ConfigError, match="layout='wds': must be 'metadata', 'folder'"):
         read(tmp_path, layout="wds")
@@ -182,11 +183,11 @@ def test_wrong_words_are_named(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=message):
             read(tmp_path, layout=layout)
     write(tmp_path, {"videos/metadata.csv": csv_of(rows_of(names))})
-    with pytest.raises(SourceError, match="has no column 'file_name'"):
+    with pytest.raises(SourceError, match="has no 'file_name' column"):
         read(tmp_path)
 
 
-def test_files_of_one_name_in_two_sources_are_refused(tmp_path: Path) -> None:
+def test_files_with_the_same_name_in_two_sources_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         videos(tmp_path / name, 1)
     with pytest.raises(SourceError, match="videos/0.mp4 is in .*/a and in .*/b"):
@@ -222,7 +223,7 @@ def hostile_tar() -> bytes:
 
 
 def test_hostile_tars_end_in_rejections(tmp_path: Path) -> None:
-    """SAFE-1, SHARD-3: links, pipes, paths that lead out, doubles: none is followed, each is told of."""
+    """SAFE-1, SHARD-3: links, pipes, paths that lead outside, and duplicates are not followed, and all are reported."""
     write(tmp_path, {"t.tar": hostile_tar()})
     records = read(tmp_path, caption_column="")
     sources = {
@@ -245,7 +246,7 @@ def test_hostile_tars_end_in_rejections(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [700, 1024, -1024, -600])
-def test_a_cut_tar_gives_what_is_whole_and_says_so(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_tar_gives_its_complete_members_and_a_rejection(tmp_path: Path, cut: int) -> None:
     """SHARD-3: a tar that ends early is never read as a shorter one."""
     whole = tar_of({"a.mp4": clip(0), "a.txt": b"x", "b.mp4": clip(1)})
     assert len(whole) % 10240 == 0
@@ -256,7 +257,7 @@ def test_a_cut_tar_gives_what_is_whole_and_says_so(tmp_path: Path, cut: int) -> 
     assert "truncated" in records.rejections[-1].reason
 
 
-def test_a_tar_that_no_part_can_be_read_of_says_what_to_do(tmp_path: Path) -> None:
+def test_an_unreadable_tar_names_a_remedy(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as file:
         file.addfile(tarfile.TarInfo("a.mp4"))
@@ -266,8 +267,8 @@ def test_a_tar_that_no_part_can_be_read_of_says_what_to_do(tmp_path: Path) -> No
     assert "no valid tar header at byte 0" in other.reason
 
 
-def test_media_of_a_tar_can_be_named_as_columns(tmp_path: Path) -> None:
-    """Which of several members is the clip, and which are further media, by their extensions."""
+def test_members_of_a_tar_can_be_named_as_columns(tmp_path: Path) -> None:
+    """Extensions select which member is the clip and which members are conditioning inputs."""
     members = {"k.mp4": clip(0), "k.control.mp4": clip(1), "k.jpg": b"x", "k.txt": b"words"}
     write(tmp_path, {"t.tar": tar_of(members)})
     (plain,) = read(tmp_path).records
@@ -280,7 +281,7 @@ def test_media_of_a_tar_can_be_named_as_columns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tars_in_a_bucket_are_read_by_range(moto_server: S3Server, s3_env: S3Env, tmp_path: Path) -> None:
-    """The same dataset as of local tars, of which no more is read than headers, captions and clips."""
+    """The dataset equals that of local tars, and only headers, captions and clips are read."""
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     useless = {"z.bin": bytes(4 * 2**20)}

@@ -1,4 +1,4 @@
-"""Objects read as files: what is fetched of them, and that nobody can tell."""
+"""Tests of objects that are read as files: which bytes are fetched, and that results equal those of local files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_spans_are_sets_of_bytes(first: list[Any], added: list[Any], start: int,
 @settings(max_examples=30)
 @given(st.integers(1, 3_000_000), st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 400_000)), max_size=12))
 def test_reads_give_the_bytes_and_fetch_none_twice(num_bytes: int, reads: list[tuple[int, int]]) -> None:
-    """FETCH-2: whatever the order of the seeks."""
+    """FETCH-2: this holds for any order of seeks."""
     data = random.Random(num_bytes).randbytes(num_bytes)
     with SpooledFile(media_of(data), None) as file:
         for position, count in reads:
@@ -71,7 +71,7 @@ def test_reads_give_the_bytes_and_fetch_none_twice(num_bytes: int, reads: list[t
 
 
 def late_index(num_frames: int = 720) -> bytes:
-    """Half a minute and many MB of noise, a key frame every two seconds, its index behind all of it."""
+    """Return half a minute and many MB of noise with a key frame every two seconds and the index at the end."""
     noise = np.random.default_rng(1).integers(0, 256, (24, 112, 192, 3), np.uint8)
     pictures = noise[np.arange(num_frames) % len(noise)]
     data = encode(pictures, options={"g": "48", "bf": "2", "crf": "14", "preset": "ultrafast"}, numbered=False)
@@ -80,7 +80,7 @@ def late_index(num_frames: int = 720) -> bytes:
 
 
 def test_an_mp4_with_its_index_at_the_end_is_probed_by_head_and_tail() -> None:
-    """Less than a twentieth of the file is read, a request a key frame at most, and the facts are the file's."""
+    """Less than a twentieth of the file is read, with at most one request per key frame and the same result."""
     data = late_index()
     assert len(data) > 10 * 2**20
     media = media_of(data)
@@ -91,8 +91,8 @@ def test_an_mp4_with_its_index_at_the_end_is_probed_by_head_and_tail() -> None:
         assert media.place[0].stats().num_requests - before <= 720 // 48 + 3
 
 
-def test_verified_it_is_read_once() -> None:
-    """Every frame is decoded, in two passes over the file, and no byte comes twice."""
+def test_a_verified_object_is_read_once() -> None:
+    """Every frame is decoded, in two passes over the file, and no byte is fetched twice."""
     data = late_index(24)
     with SpooledFile(media_of(data), None) as file:
         assert probe(file, verify=True) == probe(data, verify=True)
@@ -105,8 +105,8 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> ClipFolder:
 
 
 @pytest.mark.parametrize("name", VIDEO_NAMES)
-def test_the_facts_are_those_of_a_local_file(clip: ClipFolder, name: str) -> None:
-    """SHARD-1: every kind of clip, whole, cut short and damaged."""
+def test_probing_gives_the_same_result_as_for_a_local_file(clip: ClipFolder, name: str) -> None:
+    """SHARD-1: this holds for every kind of clip, complete, truncated or damaged."""
     whole = clip(name).read_bytes()
     rng = random.Random(name)
     damaged = bytearray(whole)
@@ -117,19 +117,19 @@ def test_the_facts_are_those_of_a_local_file(clip: ClipFolder, name: str) -> Non
             assert outcome(file) == outcome(data)
             assert file.error is None
     with SpooledFile(media_of(bytes(damaged)), None, first_bytes=1024) as file:
-        outcome(file)  # a damaged packet that a local probe reads may be one that is left out here
+        outcome(file)  # a damaged packet that a local probe reads may be skipped here
 
 
-def test_a_window_is_encoded_of_the_same_frames() -> None:
-    """SHARD-1: native clips of objects are those of files."""
+def test_a_window_is_encoded_from_the_same_frames() -> None:
+    """SHARD-1: native clips of objects equal those of files."""
     data = encode(frames_of("bikes", 96, 64, 60))
     chosen = {"height": 64, "width": 96, "encoding": Encoding("h264"), "start": 20, "num_frames": 17}
     with SpooledFile(media_of(data), None, first_bytes=1024) as file:
         assert encode_clip(file, **chosen).data == encode_clip(data, **chosen).data  # type: ignore[arg-type]
 
 
-def test_sound_of_a_remote_file_is_that_of_a_local_one() -> None:
-    """SHARD-1: the file is read in two places at once."""
+def test_audio_of_a_remote_file_equals_that_of_a_local_file() -> None:
+    """SHARD-1: the file is read at two positions at once."""
     data = sounding(60, chirps(2.5, 48_000), codec="aac")
     chosen = {"height": 64, "width": 96, "encoding": Encoding("h264"), "start": 30, "num_frames": 17, "audio": "opus"}
     with SpooledFile(media_of(data), None, first_bytes=1024) as file:
@@ -137,7 +137,7 @@ def test_sound_of_a_remote_file_is_that_of_a_local_one() -> None:
         assert encode_clip(file, **chosen).data == encode_clip(data, **chosen).data  # type: ignore[arg-type]
 
 
-def test_a_folder_that_is_not_there_is_no_fault_of_the_object(tmp_path: Path) -> None:
-    """SHARD-3: a local disk that does not work is no reason to reject a source."""
+def test_a_missing_working_directory_does_not_reject_the_object(tmp_path: Path) -> None:
+    """SHARD-3: a local disk that fails is not a reason to reject a source."""
     with pytest.raises(StorageError, match="use another disk .work.work_dir, --work-dir"):
         SpooledFile(media_of(b"x"), tmp_path / "not" / "there")

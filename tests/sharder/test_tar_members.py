@@ -1,4 +1,4 @@
-"""Tars of other people: the same members as Python's tarfile finds, and nothing but rejections for spoiled ones."""
+"""Tests of third-party tars: the members equal those found by Python's tarfile, and damaged tars are only rejected."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ KINDS = (tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tar
 
 
 class Counted:
-    """A tar that notes how much of it is read at once, and whether that lies in it."""
+    """Tar that records the largest read and asserts that each read starts inside it."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.most = data, 0
 
     def __call__(self, offset: int, num_bytes: int) -> bytes:
-        assert 0 <= offset < len(self.data) + 512 and num_bytes >= 0  # a last member's padding may be cut
+        assert 0 <= offset < len(self.data) + 512 and num_bytes >= 0  # padding of the last member may be missing
         self.most = max(self.most, num_bytes)
         return self.data[offset : offset + num_bytes]
 
 
 def members_of(data: bytes) -> tuple[list[TarMember], str]:
-    """Members, and why it could be read no further."""
+    """Return the members and the error that ended the reading, if any."""
     found: list[TarMember] = []
     read = Counted(data)
     try:
@@ -50,7 +50,7 @@ def members_of(data: bytes) -> tuple[list[TarMember], str]:
 @given(
     st.lists(st.tuples(names, st.binary(max_size=1500), st.sampled_from(KINDS)), max_size=6), st.sampled_from(FORMATS)
 )
-def test_members_are_those_that_tarfile_finds(entries: list[tuple[str, bytes, bytes]], kind: int) -> None:
+def test_members_equal_those_found_by_tarfile(entries: list[tuple[str, bytes, bytes]], kind: int) -> None:
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=kind, encoding="utf-8") as file:
         for name, data, entry in entries:
@@ -59,7 +59,7 @@ def test_members_are_those_that_tarfile_finds(entries: list[tuple[str, bytes, by
             info.size = len(data) if entry == tarfile.REGTYPE else 0
             try:
                 file.addfile(info, io.BytesIO(data))
-            except ValueError:  # too long a name for ustar
+            except ValueError:  # the name is too long for ustar
                 continue
     data = sink.getvalue()
     expected = []
@@ -72,7 +72,7 @@ def test_members_are_those_that_tarfile_finds(entries: list[tuple[str, bytes, by
     found, problem = members_of(data)
     assert problem == ""
     shown = [(member.name, data[member.offset : member.offset + member.num_bytes]) for member in found]
-    # tarfile strips trailing slashes; what is named like a folder is none of ours. "tar c ." writes names with "./".
+    # tarfile strips trailing slashes; members named like folders are skipped. "tar c ." writes names with "./".
     named = [(name.removeprefix("./"), content) for name, content in expected if not name.endswith("/")]
     assert [pair for pair in shown if pair in named] == shown
 
@@ -89,8 +89,8 @@ def plain(count: int = 4) -> bytes:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_spoiled_tars_are_rejections_and_nothing_else(draw: st.DataObject) -> None:
-    """SAFE-1: any bytes changed or cut off: no other error, no read outside, no endless loop."""
+def test_damaged_tars_are_rejections_and_nothing_else(draw: st.DataObject) -> None:
+    """SAFE-1: changed or truncated bytes cause no other error, no read outside the tar, and no endless loop."""
     data = bytearray(plain())
     for _ in range(draw.draw(st.integers(1, 8))):
         data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
@@ -98,8 +98,8 @@ def test_spoiled_tars_are_rejections_and_nothing_else(draw: st.DataObject) -> No
 
 
 @given(st.integers(0, 12000))
-def test_a_cut_tar_says_so(end: int) -> None:
-    """SHARD-3: what is left of a tar is never taken for all of it."""
+def test_a_truncated_tar_is_an_error(end: int) -> None:
+    """SHARD-3: a truncated tar is never mistaken for a complete one."""
     whole = plain()
     last = len(whole.rstrip(b"\0"))
     end = min(end, last - 1)
@@ -108,7 +108,7 @@ def test_a_cut_tar_says_so(end: int) -> None:
 
 
 def test_headers_cannot_ask_for_much() -> None:
-    """SAFE-1: sizes beyond the file, negative ones, and names of gigabytes."""
+    """SAFE-1: sizes beyond the file, negative sizes, and names of gigabytes are refused."""
     block = bytearray(tarfile.TarInfo("a.mp4").tobuf(tarfile.GNU_FORMAT))
 
     def sized(field: bytes, kind: bytes = b"0") -> bytes:
@@ -127,6 +127,6 @@ def test_headers_cannot_ask_for_much() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, b"\x1f\x8b" + bytes(600), bytes(1024)])
-def test_what_is_no_tar(data: bytes) -> None:
+def test_data_that_is_not_a_tar_has_no_members(data: bytes) -> None:
     found, problem = members_of(data)
     assert found == [] and (bool(problem) or data == bytes(1024))

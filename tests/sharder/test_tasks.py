@@ -1,4 +1,4 @@
-"""Builds that are divided into tasks, as on a cluster: the bytes of one machine, whatever ends in between."""
+"""Tests of builds that are divided into tasks, as on a cluster: whatever fails, the bytes are those of one machine."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from tests.sharder.conftest import OPTIONS, Built, Stop, noted, stop_at
 from tests.sharder.test_kill import command, finished_shards
 
 ROUNDS = 3
-"""Probing, encoding, building: how often an array of tasks is submitted."""
+"""Number of times an array of tasks is submitted: for probing, encoding and building."""
 
 
 @dataclass
 class Cluster:
-    """Processes that each do one task of a build; `folders` gives each its own disk for unfinished work."""
+    """Processes that each run one task of a build; `folders` gives each process its own disk for unfinished work."""
 
     built: Built
     dest: str
     num_tasks: int
     folders: Path | None = None
     kills: dict[int, tuple[str, int, float]] = field(default_factory=dict)
-    """Task → when it is killed in its next run."""
+    """Moment at which each task is killed in its next run."""
 
     def command(self, number: int | None) -> list[str]:
         options = {"clips": self.built.options.get("clips", "copy")}
@@ -54,7 +54,7 @@ class Cluster:
         return command(self.built, self.dest, kill=kill, options=options)
 
     def run(self, *numbers: int | None) -> list[int]:
-        """Run tasks at the same time; their exit codes."""
+        """Run tasks at the same time and return their exit codes."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
         processes = [subprocess.Popen(self.command(number), **pipes) for number in numbers]
         codes = []
@@ -78,7 +78,7 @@ def test_shares_are_disjoint_and_complete() -> None:
 
 
 def test_tasks_build_the_dataset_of_one_machine(either: Built, tmp_path: Path) -> None:
-    """SHARD-1: each task does its share and no more, says what the others still have to do, and seals nothing."""
+    """SHARD-1: each task does only its share, reports the remaining work of other tasks, and seals nothing."""
     dest = tmp_path / "dataset"
     phases = []
     for _ in range(ROUNDS):
@@ -108,7 +108,8 @@ def test_tasks_build_the_dataset_of_one_machine(either: Built, tmp_path: Path) -
     ],
 )
 def test_tasks_that_run_together_and_die(kind: str, seed: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """SHARD-1, SHARD-2: tasks are killed in any phase or never run; run again, or finished without them: same bytes."""
+    """SHARD-1, SHARD-2: if tasks are killed in any phase and run again or finished by another run, the bytes are the
+    same."""
     rng = random.Random(seed)
     cluster = Cluster(
         request.getfixturevalue(kind), str(tmp_path / "dataset"), rng.choice([2, 3, 4] if seed > 1 else [2])
@@ -134,13 +135,13 @@ def test_machines_that_share_only_an_object_store(
     moto_server.upload_folder(built.source, bucket, "videos/")
     cluster = Cluster(built, f"s3://{bucket}/ds", 2, tmp_path / "disks")
     for number in range(ROUNDS):
-        cluster.folders = tmp_path / f"disks {number}"  # what a killed task had not sent is gone
+        cluster.folders = tmp_path / f"disks {number}"  # unsent work of a killed task is lost
         if number == 1:
             cluster.kills[1] = ("encode", 1, 0.0)
             cluster.run(1)
         cluster.run(0, 1)
         left = [path for task in (0, 1) for path in (cluster.folders / str(task)).iterdir()]
-        assert left == [], "a task that ended well left something on its machine"
+        assert left == [], "a task that succeeded left something on its machine"
     counts: list[int] = []
     options = shard_options(**{**built.options, "work_dir": tmp_path / "another"})
     report = shard(built.source, cluster.dest, options, noted("encode", counts))
@@ -150,8 +151,8 @@ def test_machines_that_share_only_an_object_store(
     assert moto_server.uploads(bucket) == [] and list((tmp_path / "another").iterdir()) == []
 
 
-def test_only_one_run_does_a_task_and_none_runs_beside_the_last(built: Built, tmp_path: Path) -> None:
-    """A task excludes its repetition and a run without tasks; other tasks may run at the same time."""
+def test_a_task_excludes_its_repetition_and_a_run_without_tasks(built: Built, tmp_path: Path) -> None:
+    """Other tasks may run at the same time."""
     dest = tmp_path / "dataset"
 
     def others(phase: str, done: int, total: int) -> None:
@@ -178,7 +179,7 @@ def test_only_one_run_does_a_task_and_none_runs_beside_the_last(built: Built, tm
 
 
 def test_tasks_of_different_datasets_exclude_each_other(built: Built, tmp_path: Path) -> None:
-    """Neither a task of other options nor what an earlier run left is overwritten, and the message says what to do."""
+    """Work of a task with other options or of an earlier run is not overwritten, and the error names a remedy."""
     dest = tmp_path / "dataset"
     do_task(built, dest, "0/2")
     with pytest.raises(DatasetError, match="unfinished work on a different dataset at .*--abandon"):
@@ -194,14 +195,14 @@ def test_tasks_of_different_datasets_exclude_each_other(built: Built, tmp_path: 
 
 
 @pytest.mark.parametrize("task", ["2/2", "1", "a/b", "-1/4", "0/0", "1/100001"])
-def test_a_task_that_cannot_be_is_an_error(task: str) -> None:
+def test_an_invalid_task_is_an_error(task: str) -> None:
     with pytest.raises(
         ConfigError, match=r"task='.*': must be I/N, such as 0/8, with N from 1 to 100000 and I from 0 to N-1"
     ):
         shard_options(task=task)
 
 
-def test_options_that_do_not_go_with_a_task(built: Built, tmp_path: Path) -> None:
+def test_options_that_cannot_be_combined_with_a_task(built: Built, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match="cannot be combined with work.cluster.task, or with a work.cluster.engine other than 'local'",
@@ -211,7 +212,7 @@ def test_options_that_do_not_go_with_a_task(built: Built, tmp_path: Path) -> Non
         dry_run(built.source, tmp_path / "dataset", shard_options(**OPTIONS, task="0/2"))
 
 
-def test_the_command_says_what_to_do_next(source: Path, tmp_path: Path) -> None:
+def test_the_command_names_the_next_step(source: Path, tmp_path: Path) -> None:
     arguments = ("shard", source, tmp_path / "ds", "--buckets", "96x64@9,64x96@9", "--workers", 1)
     said = [run_streamvid(*arguments, "--task", f"{number}/2").stdout for number in (0, 1, 0)]
     assert "8 of 16 files are not probed yet; next: wait until all tasks have ended, then run them again" in said[0]
@@ -231,7 +232,7 @@ def test_the_command_says_what_to_do_next(source: Path, tmp_path: Path) -> None:
 def test_the_status_of_a_build_on_another_machine(
     built: Built, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
 ) -> None:
-    """Machines share only the object store: what runs there or has stopped is seen, whether in tasks or not."""
+    """With only the object store in common, a running or stopped build is visible, with and without tasks."""
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     dest, here = f"s3://{bucket}/ds", shard_options(**built.options, work_dir=tmp_path / "here")
@@ -250,7 +251,7 @@ def test_the_status_of_a_build_on_another_machine(
     assert stopped.state == "stopped" and stopped.phases[0].done == stopped.phases[0].total == 16
     store, lease = open_store(dest), ".staging/leases/run-000001.json"
     for renewed, state in ((time.time(), "running"), (time.time() - 1000, "stopped")):
-        store.put(lease, note(renewed))  # of a process on a machine that is not this one
+        store.put(lease, note(renewed))  # from a process on another machine
         assert status(dest, here).state == state
     store.remove(lease)
     do_task(built, dest, "0/2", work_dir=tmp_path / "there")
@@ -271,7 +272,7 @@ PLANTED: list[object] = [
 
 @pytest.mark.parametrize("note", PLANTED)
 def test_planted_notes_and_findings_are_ignored(built: Built, tmp_path: Path, note: object) -> None:
-    """SAFE-1: files below `.staging/tasks/` may come from anybody who can write to the destination."""
+    """SAFE-1: anyone who can write to the destination can create files below `.staging/tasks/`."""
     dest, options = tmp_path / "dataset", shard_options(**built.options)
     do_task(built, dest, "0/2")
     before = status(dest, options)

@@ -1,4 +1,4 @@
-"""Clips from long videos: rows with time ranges, stored as copies and as native clips (SAMPLE-2)."""
+"""Tests of clips from long videos: rows with time ranges, stored as copies and as native clips (SAMPLE-2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.video.clips import decode_with_ffmpeg, run_ffmpeg
 from tools.make_corpus import read_number
 
 WIDTH, HEIGHT, NUM_FRAMES, LONGEST = 128, 96, 100, 30
-#: A bucket for each length, so that a loader delivers all frames of every clip.
+# One bucket per length, so that a loader delivers all frames of every clip.
 BUCKETS = parse_buckets(",".join(f"{WIDTH}x{HEIGHT}@{count}" for count in range(2, LONGEST + 1)))
 OPTIONS: dict[str, Any] = {"buckets": BUCKETS, "workers": 1, "verify": None, "whole_files": False}
 
@@ -44,7 +44,7 @@ ENCODED: dict[str, dict[str, Any]] = {
     },
 }
 _UNEVEN = "select='mod(n,7)*mod(n,3)'"
-#: film → (film that it is made of, ffmpeg's options for input and output)
+# Film → (film that it is made from, ffmpeg's options for input and output).
 CHANGED: dict[str, tuple[str, str, str]] = {
     "edit_list.mp4": ("open_gop.mp4", "-ss 1.1", "-c copy"),
     "later.mkv": ("open_gop.mp4", "-itsoffset 2.5", "-c copy -copyts"),
@@ -56,18 +56,18 @@ Span = tuple[Fraction, Fraction]
 
 @dataclass(frozen=True)
 class Film:
-    """A film as the ffmpeg program shows it."""
+    """Film as the ffmpeg program shows it."""
 
     path: Path
 
     @cached_property
     def numbers(self) -> list[int | None]:
-        """Number burned into each frame."""
+        """Numbers burned into the frames."""
         return [read_number(frame) for frame in decode_with_ffmpeg(self.path, "null", HEIGHT, WIDTH)]
 
     @cached_property
     def seconds(self) -> list[Fraction]:
-        """Time of each frame after the first."""
+        """Times of the frames after the first frame."""
         show = ("-map", "0:V:0", "-fps_mode", "passthrough", "-enc_time_base", "demux", "-f", "framecrc", "-")
         lines = run_ffmpeg("-copyts", "-i", self.path, *show).decode().splitlines()
         (base,) = (Fraction(line.split()[-1]) for line in lines if line.startswith("#tb"))
@@ -78,7 +78,7 @@ class Film:
         return [number for number, time in zip(self.numbers, self.seconds, strict=True) if span[0] <= time < span[1]]
 
     def draw(self, draw: random.Random) -> Span:
-        """A span of 2 to LONGEST frames; its ends are often times of frames, to the millisecond."""
+        """Return a span of 2 to LONGEST frames, whose ends are often frame times to the millisecond."""
         while True:
             first = draw.randrange(len(self.seconds) - 2)
             last = draw.randint(first + 2, min(first + LONGEST, len(self.seconds) - 1))
@@ -112,7 +112,7 @@ Spans = dict[str, list[Span]]
 
 
 def panda(spans: Spans) -> list[Row]:
-    """Panda-70M: lists of ranges and of captions in one row per video."""
+    """Return rows as in Panda-70M: lists of ranges and of captions in one row per video."""
     return [
         {
             "videoID": name,
@@ -126,17 +126,17 @@ def panda(spans: Spans) -> list[Row]:
 
 
 def each(spans: Spans, row: Callable[[str, Span, str], Row]) -> list[Row]:
-    """One row per range."""
+    """Return one row per range."""
     return [row(name, span, f"{name} {number}") for name, mine in spans.items() for number, span in enumerate(mine)]
 
 
 def koala(spans: Spans) -> list[Row]:
-    """Koala-36M: a range as a list of two times."""
+    """Return rows as in Koala-36M: a range as a list of two times."""
     return each(spans, lambda name, span, text: {"videoID": name, "timestamp": str(clocks(span)), "caption": text})
 
 
 def open_vid(spans: Spans) -> list[Row]:
-    """OpenVid: columns of numbers."""
+    """Return rows as in OpenVid: columns of numbers."""
     return each(
         spans,
         lambda name, span, text: {
@@ -151,7 +151,7 @@ def open_vid(spans: Spans) -> list[Row]:
 
 
 def mira(spans: Spans) -> list[Row]:
-    """MiraData: two columns of times, and several captions."""
+    """Return rows as in MiraData: two columns of times, and several captions."""
     return each(
         spans,
         lambda name, span, text: {
@@ -165,7 +165,7 @@ def mira(spans: Spans) -> list[Row]:
 
 
 def lists(spans: Spans) -> list[Row]:
-    """Lists of starts and of ends."""
+    """Return rows with lists of starts and of ends."""
     return [
         {
             "video": name,
@@ -177,7 +177,7 @@ def lists(spans: Spans) -> list[Row]:
     ]
 
 
-#: (metadata, options)
+# Style → (function that returns metadata, options).
 STYLES: dict[str, tuple[Callable[[Spans], list[Row]], dict[str, Any]]] = {
     "Panda-70M": (panda, {"video_column": "videoID", "time_columns": ("timestamp",)}),
     "Koala-36M": (koala, {"video_column": "videoID", "time_columns": ("timestamp",)}),
@@ -199,7 +199,7 @@ def options_of(films: dict[str, Film], **changes: Any) -> ShardOptions:
 
 
 def delivered(dataset: Path) -> dict[str, list[int | None]]:
-    """Caption → numbers of the frames that a loader delivers."""
+    """Return the numbers of the frames that a loader delivers, by caption."""
     loader = streamvid.VideoLoader(
         dataset, batch_size=1, num_workers=0, tail="pad", view={"temporal": "full"}, output={"layout": "BTHWC"}
     )
@@ -208,7 +208,7 @@ def delivered(dataset: Path) -> dict[str, list[int | None]]:
 
 
 def check(films: dict[str, Film], spans: Spans, dataset: Path) -> None:
-    """The dataset's clips, its index and the ffmpeg program show exactly the frames of each range."""
+    """Assert that the clips, the index and the ffmpeg program show exactly the frames of each range."""
     shown = delivered(dataset)
     rows = {row["text"]: row for row in rows_of(dataset)}
     assert len(rows) == sum(map(len, spans.values()))
@@ -228,7 +228,7 @@ def check(films: dict[str, Film], spans: Spans, dataset: Path) -> None:
 @pytest.mark.parametrize("clips", ["copy", "native"])
 @pytest.mark.parametrize("style", STYLES)
 def test_metadata_of_well_known_datasets(films: dict[str, Film], tmp_path: Path, style: str, clips: str) -> None:
-    """SAMPLE-2: the same frames whether packets are copied or frames are encoded; all clips of a film share a split."""
+    """SAMPLE-2: copied packets and encoded frames give the same frames, and all clips of a film share a split."""
     make, options = STYLES[style]
     draw = random.Random(style)
     spans = {name: [films[name].draw(draw) for _ in range(2)] for name in ("open_gop.mp4", "uneven.mp4")}
@@ -239,7 +239,7 @@ def test_metadata_of_well_known_datasets(films: dict[str, Film], tmp_path: Path,
 
 
 def build(films: dict[str, Film], spans: Spans, folder: Path, **changes: Any) -> Path:
-    """The dataset of these ranges."""
+    """Build the dataset of these ranges."""
     write_rows(folder / "metadata.csv", open_vid(spans))
     options = {"time_columns": ("start_seconds", "end_seconds"), **changes}
     shard(folder / "metadata.csv", folder / "out", options_of(films, **options))
@@ -247,7 +247,7 @@ def build(films: dict[str, Film], spans: Spans, folder: Path, **changes: Any) ->
 
 
 def test_random_ranges_of_several_containers(films: dict[str, Film], tmp_path: Path) -> None:
-    """SAMPLE-2: open GOPs, B-frames, edit lists, late starts, uneven times, transport streams and AVI, as copies."""
+    """SAMPLE-2: copies handle open GOPs, B-frames, edit lists, late starts, uneven times, transport streams and AVI."""
     spans = {name: [film.draw(random.Random(f"{name} {n}")) for n in range(3)] for name, film in films.items()}
     dataset = build(films, spans, tmp_path, verify="decode")
     check(films, spans, dataset)
@@ -262,8 +262,8 @@ def test_many_random_ranges(films: dict[str, Film], tmp_path: Path, clips: str) 
     check(films, spans, build(films, spans, tmp_path, clips=clips, workers=2))
 
 
-def test_a_build_that_was_stopped_ends_with_the_same_bytes(films: dict[str, Film], tmp_path: Path) -> None:
-    """SHARD-1; a row without times is its whole file, and no source is ever changed."""
+def test_a_stopped_build_ends_with_the_same_bytes(films: dict[str, Film], tmp_path: Path) -> None:
+    """SHARD-1: a row without times is its whole file, and no source is ever changed."""
     film, whole = films["open_gop.mp4"], films["tv.ts"]
     before = tree_of(film.path.parent)
     spans = [film.draw(random.Random(number)) for number in range(3)]
@@ -294,7 +294,7 @@ def test_a_build_that_was_stopped_ends_with_the_same_bytes(films: dict[str, Film
 
 @pytest.mark.slow
 def test_tasks_cut_the_same_bytes(films: dict[str, Film], tmp_path: Path) -> None:
-    """SHARD-1: two tasks share the films, and the ranges of a long film."""
+    """SHARD-1: two tasks share the films and the ranges of a long film."""
     spans = {name: [films[name].draw(random.Random(n)) for n in range(70)] for name in ("open_gop.mp4", "old.avi")}
     expected = tree_of(build(films, spans, tmp_path))
     options = {"time_columns": ("start_seconds", "end_seconds")}
@@ -306,7 +306,7 @@ def test_tasks_cut_the_same_bytes(films: dict[str, Film], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("fps", [None, 10])
 def test_long_copies_are_split(films: dict[str, Film], tmp_path: Path, fps: int | None) -> None:
-    """SHARD-3: every frame is in one clip; with a frame rate, the loader finds as many frames as the plan counted."""
+    """SHARD-3: every frame is in one clip. With a frame rate, the loader finds as many frames as the plan counted."""
     names = ("uneven.mp4", "old.avi")
     write_rows(tmp_path / "metadata.csv", [{"video": name, "caption": name} for name in names])
     options = options_of(films, max_clip_seconds=0.8, fps=fps)
@@ -324,8 +324,8 @@ def test_long_copies_are_split(films: dict[str, Film], tmp_path: Path, fps: int 
         assert {key for batch in loader for key in batch.sample_keys} == {row["key"] for row in rows}
 
 
-def test_what_cannot_be_cut_is_rejected_with_the_remedy(films: dict[str, Film], tmp_path: Path) -> None:
-    """SHARD-3: Theora goes into no MP4, so its range is a rejection, and the other rows stay."""
+def test_ranges_that_cannot_be_cut_are_rejected_with_a_remedy(films: dict[str, Film], tmp_path: Path) -> None:
+    """SHARD-3: MP4 cannot store Theora, so its range is a rejection, and the other rows stay."""
     run_ffmpeg("-i", films["open_gop.mp4"].path, *["-c:v", "libtheora", "-q:v", "8", "-g", "12"], tmp_path / "film.ogv")
     (tmp_path / "film.mp4").write_bytes(films["open_gop.mp4"].path.read_bytes())
     rows: list[Row] = [{"video": f"film.{kind}", "caption": kind, "start": 1, "end": 2} for kind in ("ogv", "mp4")]

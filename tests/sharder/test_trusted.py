@@ -1,4 +1,4 @@
-"""Metadata that states sizes: what is planned without opening a file, and what becomes of rows that are wrong."""
+"""Tests of metadata that states sizes: planning opens no file, and wrong rows are rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Facts = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def facts(built: Built) -> Facts:
-    """What a metadata file would state of each good file of the source."""
+    """Metadata that states the facts of each good file of the source."""
     return {
         row["source"]: {
             "path": row["source"],
@@ -51,12 +51,12 @@ def build(built: Built, metadata: Path, dest: Path, **changes: Any) -> ShardRepo
 
 
 def content(dest: Path) -> Tree:
-    """All files but the manifest, which has the options of the build."""
+    """Return all files except the manifest, which contains the options of the build."""
     return {name: data for name, data in tree_of(dest).items() if name != "manifest.json"}
 
 
 @pytest.mark.parametrize("left_out", [(), ("num_bytes",), ("duration",), ("fps", "num_bytes")])
-def test_true_metadata_makes_the_dataset_of_probing(
+def test_correct_metadata_gives_the_same_dataset_as_probing(
     built: Built, facts: Facts, tmp_path: Path, left_out: tuple[str, ...]
 ) -> None:
     rows = [{name: value for name, value in row.items() if name not in left_out} for row in facts.values()]
@@ -70,11 +70,11 @@ def test_true_metadata_makes_the_dataset_of_probing(
 
 
 def wrong(facts: Facts) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The rows with some that are wrong, and what is said of each of these."""
+    """Return the rows with some wrong ones, and the expected reason of each wrong row."""
     rows = {name: dict(row) for name, row in facts.items()}
     rows["b/long.MP4"]["num_frames"] += 3
     rows["more/2.mp4"] |= {"height": 96, "width": 64}
-    rows["c/still.jpg"]["width"] = 65  # stored in the same way, so that its index has the right width
+    rows["c/still.jpg"]["width"] = 65  # stored in the same way, and with the right width in the index
     rows["gone.mp4"] = {**rows["more/0.mp4"], "path": "gone.mp4"}
     rows["bad/text.mp4"] = {**rows["more/0.mp4"], "path": "bad/text.mp4"}
     rows["bad/empty.mp4"] = {**rows["more/0.mp4"], "path": "bad/empty.mp4"}
@@ -92,7 +92,7 @@ def wrong(facts: Facts) -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def test_a_wrong_row_is_rejected_and_renames_no_shard(built: Built, facts: Facts, tmp_path: Path) -> None:
-    """SHARD-3, and SHARD-1 over tasks: the samples of right rows are where the metadata alone would put them."""
+    """SHARD-3, and SHARD-1 with tasks: samples of correct rows are where the metadata alone would put them."""
     rows, reasons = wrong(facts)
     metadata = write_rows(tmp_path / "m.jsonl", rows)
     options = shard_options(**OPTIONS, metadata=metadata, trust_metadata=True)
@@ -112,8 +112,8 @@ def test_a_wrong_row_is_rejected_and_renames_no_shard(built: Built, facts: Facts
     assert build(built, metadata, dest) == report and tree_of(dest) == tree_of(tmp_path / "one")
 
 
-def test_a_shard_of_wrong_rows_alone_is_left_out(built: Built, facts: Facts, tmp_path: Path) -> None:
-    """The others keep their names, so there is a gap; the dataset is whole all the same, and so are its features."""
+def test_a_shard_that_contains_only_wrong_rows_is_omitted(built: Built, facts: Facts, tmp_path: Path) -> None:
+    """Other shards keep their names, which leaves a gap; the dataset and its features are complete nevertheless."""
     names = sorted(name for name in facts if name.startswith("more/"))
     planned = build(built, write_rows(tmp_path / "m.jsonl", [facts[n] for n in names]), tmp_path / "all", **SMALL)
     places = {row["source"]: (row["bucket_id"], row["shard"]) for row in rows_of(tmp_path / "all")}
@@ -138,7 +138,7 @@ SMALL: dict[str, Any] = {"shard_size_bytes": 1000, "val_fraction": 0.0}
 
 
 def test_planning_opens_no_file(facts: Facts, built: Built, tmp_path: Path) -> None:
-    """Not even one that exists: a dry run plans files that are nowhere, here and in a bucket without a server."""
+    """A dry run plans files that do not exist, locally and in a bucket without a server."""
     rows = [{**row, "path": f"s3://none-of-ours/{row['path']}"} for row in facts.values()]
     metadata = write_rows(tmp_path / "m.jsonl", [*rows, {**facts["more/0.mp4"], "path": "nowhere.mp4"}])
     options = {**OPTIONS, "trust_metadata": True, "endpoint_url": "http://127.0.0.1:9"}
@@ -148,7 +148,7 @@ def test_planning_opens_no_file(facts: Facts, built: Built, tmp_path: Path) -> N
     )
 
 
-def test_nothing_right_leaves_the_old_dataset(built: Built, facts: Facts, tmp_path: Path) -> None:
+def test_only_wrong_rows_keep_the_old_dataset(built: Built, facts: Facts, tmp_path: Path) -> None:
     dest = tmp_path / "dataset"
     shutil.copytree(built.dest, dest)
     rows = [{**row, "num_frames": row["num_frames"] + 1} for row in facts.values()]
@@ -157,7 +157,7 @@ def test_nothing_right_leaves_the_old_dataset(built: Built, facts: Facts, tmp_pa
     assert open_dataset(dest).manifest == open_dataset(built.dest).manifest
 
 
-def test_killed_again_and_again_it_ends_with_the_same_bytes(built: Built, facts: Facts, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bytes(built: Built, facts: Facts, tmp_path: Path) -> None:
     rows, _ = wrong(facts)
     metadata, rng = write_rows(tmp_path / "m.jsonl", rows), random.Random(4)
     report = build(built, metadata, tmp_path / "one")
@@ -169,7 +169,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(built: Built, facts:
     assert tree_of(tmp_path / "dataset") == tree_of(tmp_path / "one")
 
 
-def test_what_cannot_be_trusted(built: Built, facts: Facts, tmp_path: Path) -> None:
+def test_unsupported_trusted_metadata_is_refused(built: Built, facts: Facts, tmp_path: Path) -> None:
     for changes in ({"clips": "native", "buckets": OPTIONS["buckets"]}, {"clips": "text"}, {"media": {"control": "c"}}):
         with pytest.raises(ConfigError, match="trust_metadata=True cannot be combined with"):
             shard_options(trust_metadata=True, **changes)

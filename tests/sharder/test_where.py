@@ -1,4 +1,4 @@
-"""`where` when a dataset is built: rows that do not meet it are rejections, and counts add up."""
+"""Tests of `where` when a dataset is built: rows that do not meet it are rejections, and counts add up."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def rejections(dest: Path) -> dict[int, tuple[str, str]]:
         "not startswith(source, 'more')",
     ],
 )
-def test_what_passes_is_what_passes_when_it_is_loaded(built: Built, tmp_path: Path, where: str) -> None:
-    """Item 7: one language, and what is missing is not true; SHARD-3: every row is in a shard or a rejection."""
+def test_building_selects_the_same_rows_as_loading(built: Built, tmp_path: Path, where: str) -> None:
+    """Item 7: the language is the same, and missing values are not true. SHARD-3: each row is in a shard or a
+    rejection."""
     report = dry_run(built.source, tmp_path / "dest", options(where=where))
     whole = streamvid.open_dataset(built.dest)
     table = whole.samples_table()
@@ -74,7 +75,7 @@ def test_facts_of_the_source_are_found_by_probing(built: Built, tmp_path: Path, 
     assert {row.kind for row in report.rejections} >= {"where", "missing-file", "bad-path"}
 
 
-def test_a_condition_on_metadata_alone_probes_no_row_that_it_leaves_out(built: Built, tmp_path: Path) -> None:
+def test_a_condition_on_metadata_alone_probes_no_row_that_it_rejects(built: Built, tmp_path: Path) -> None:
     probed: dict[str, int] = {}
 
     def progress(phase: str, done: int, total: int) -> None:
@@ -86,7 +87,7 @@ def test_a_condition_on_metadata_alone_probes_no_row_that_it_leaves_out(built: B
     assert probed["probe"] > 3
 
 
-def test_reasons_say_what_was_there(built: Built, tmp_path: Path) -> None:
+def test_reasons_name_the_values(built: Built, tmp_path: Path) -> None:
     report = shard(built.source, tmp_path / "dest", options(where="score > 4 and width > 10"))
     assert len(sources(tmp_path / "dest")) == report.num_samples
     kind, reason = rejections(tmp_path / "dest")[0]
@@ -104,17 +105,17 @@ def test_reasons_say_what_was_there(built: Built, tmp_path: Path) -> None:
         (5, "must be text, or None"),
     ],
 )
-def test_what_is_no_condition_is_refused_before_anything_is_built(
+def test_invalid_conditions_are_refused_before_anything_is_built(
     built: Built, tmp_path: Path, where: Any, says: str
 ) -> None:
-    """SAFE-1: nothing of the text is run."""
+    """SAFE-1: no part of the text is run."""
     with pytest.raises(ConfigError, match=says):
         shard(built.source, tmp_path / "dest", options(where=where))
     assert not (tmp_path / "dest").exists() or not any((tmp_path / "dest").iterdir())
 
 
 def test_facts_of_videos_are_refused_for_rows_of_texts(tmp_path: Path) -> None:
-    """Not a KeyError; what the metadata says of the texts decides as ever."""
+    """The error is a ConfigError, and conditions on the metadata of the texts still work."""
     (tmp_path / "texts.jsonl").write_text('{"caption": "a", "score": 1}\n{"caption": "b", "score": 3}\n')
     for build in (shard, dry_run):
         with pytest.raises(ConfigError, match="'width' describes videos.*use one of text, source, score"):
@@ -125,7 +126,7 @@ def test_facts_of_videos_are_refused_for_rows_of_texts(tmp_path: Path) -> None:
     assert (report.num_samples, report.num_rejected) == (1, 1)
 
 
-def test_wrong_names_at_load_time_get_the_nearest(built: Built) -> None:
+def test_wrong_names_at_load_time_get_a_suggestion(built: Built) -> None:
     dataset = streamvid.open_dataset(built.dest)
     with pytest.raises(ConfigError, match="'scoer' is not a column of the dataset.*did you mean 'score'.*clip_width"):
         parse_filter("scoer > 1", dataset)
@@ -133,8 +134,8 @@ def test_wrong_names_at_load_time_get_the_nearest(built: Built) -> None:
         dataset.column("row_idd")
 
 
-def test_another_condition_is_another_dataset(built: Built, tmp_path: Path) -> None:
-    """SHARD-1: equal options give equal bytes; other ones are told from them."""
+def test_a_different_condition_is_a_different_dataset(built: Built, tmp_path: Path) -> None:
+    """SHARD-1: equal options give equal bytes, and other options are detected."""
     first, second = tmp_path / "a", tmp_path / "b"
     for dest in (first, second):
         shard(built.source, dest, options(where="row_id == 7"))
@@ -144,8 +145,8 @@ def test_another_condition_is_another_dataset(built: Built, tmp_path: Path) -> N
         shard(built.source, first, options(where="row_id == 8"))
 
 
-def test_rejections_are_counted_by_kind_with_what_lets_them_in(built: Built) -> None:
-    """Item 10: the report of the run and that of the sealed dataset are the same table."""
+def test_rejections_are_counted_by_kind_with_a_remedy(built: Built) -> None:
+    """Item 10: the run and the sealed dataset report the same table."""
     kinds = {kind.kind: kind for kind in built.report.rejected_by_kind}
     assert {kind.count for kind in kinds.values()} == {1}
     assert set(kinds) == {"bad-path", "empty-file", "missing-file", "not-media", "too-few-frames"}
@@ -187,8 +188,8 @@ def test_reasons_without_a_kind_are_counted_as_others(tmp_path: Path) -> None:
     assert (found.kind, found.count, found.examples[1]) == ("other", 2, (5, "b.mp4", "is bad"))
 
 
-def test_a_column_named_as_a_fact_is_the_users(built: Built, tmp_path: Path) -> None:
-    """As when it is loaded: the user's own first."""
+def test_a_user_column_takes_precedence_over_a_fact(built: Built, tmp_path: Path) -> None:
+    """As when the dataset is loaded, user columns come first."""
     source = tmp_path / "source"
     source.mkdir()
     with (built.source / "metadata.csv").open(newline="", encoding="utf-8") as file:

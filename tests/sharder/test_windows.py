@@ -1,4 +1,4 @@
-"""Windows of long sources, as arithmetic."""
+"""Tests of the arithmetic that splits long sources into windows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def timing_of(steps: list[int], last: int = 40) -> Timing:
 
 
 @given(STEPS, SECONDS, RATES, st.integers(1, 40), st.data())
-def test_windows_hold_every_frame_once_and_only_wanted_lengths(
+def test_windows_contain_every_frame_once_and_have_valid_lengths(
     steps: list[int], most: float, rate: FrameRate, least: int, data: st.DataObject
 ) -> None:
-    """SHARD-3: no rest is lost; a window is too long only where shorter ones would be too short for any bucket."""
+    """SHARD-3: no frame is lost; a window is too long only if shorter ones would be too short for any bucket."""
     timing = timing_of(steps)
     first = data.draw(st.integers(0, len(timing.timestamps) - 1))
     frames = range(first, data.draw(st.integers(first + 1, len(timing.timestamps))))
@@ -46,12 +46,12 @@ def test_windows_hold_every_frame_once_and_only_wanted_lengths(
     if rate.fps is None:
         assert max(w.num_frames for w in windows) - min(w.num_frames for w in windows) <= 1
     too_long = [w for w in windows if w.num_frames > 1 and timing.seconds(w.start, w.start + w.num_frames) > most]
-    if too_long and len(set(steps)) == 1:  # at an even rate a window more would have been too short for the bucket
+    if too_long and len(set(steps)) == 1:  # at an even rate, one more window would have been too short for the bucket
         assert whole.num_clip_frames // (len(windows) + 1 + len(windows) // 16) <= least + 1
 
 
 @given(STEPS, st.integers(0, 100), RATES)
-def test_the_plan_foretells_what_the_encoder_makes(steps: list[int], last: int, rate: FrameRate) -> None:
+def test_the_plan_predicts_the_encoder_output(steps: list[int], last: int, rate: FrameRate) -> None:
     timing = timing_of(steps, last)
     for window in cut_windows(timing, range(len(timing.timestamps)), 1.0, rate, 1):
         line = make_timeline(
@@ -90,7 +90,7 @@ def test_a_time_range_holds_the_frames_that_begin_in_it(steps: list[int], start:
 
 
 @given(STEPS, st.integers(0, 100))
-def test_timing_comes_back_from_its_text(steps: list[int], last: int) -> None:
+def test_timing_round_trips_as_text(steps: list[int], last: int) -> None:
     timing = timing_of(steps, last)
     assert Timing.from_text(timing.to_text()) == timing
 

@@ -34,7 +34,7 @@ def test_a_dataset_trains_and_resumes_to_the_same_losses(
     with caplog.at_level(logging.INFO, "streamvid.trainer"):
         whole = train(config_of(dataset, tmp_path / "whole", 8))
         assert whole.eval_loss is not None
-    assert "evaluation uses the first 2 batches per rank from split 'train'" in caplog.text
+    assert "evaluation uses the first 2 batches per rank from the 'train' split" in caplog.text
     ledger = {"data.loader": {"output": {"ledger": str(tmp_path / "ledger")}}}
     train(changed(config_of(dataset, tmp_path / "parts", 3), ledger))
     parts = train(changed(config_of(dataset, tmp_path / "parts", 8), ledger))
@@ -82,7 +82,7 @@ def test_clips_that_are_trained_on_are_held_out_only_if_asked(
     few = changed(config_of(dataset, tmp_path / "run", 1), {"eval.split": "val"})
     assert train(few).eval_loss is None
     assert (
-        "evaluation is disabled, because no dataset has the split 'val'; shard with --val-fraction, or set eval.split"
+        "evaluation is disabled, because no dataset has a 'val' split; shard with --val-fraction, or set eval.split"
         in caplog.text
     )
     for wrong in ({"eval.split": "test"}, {"eval.sample_steps": 1}):

@@ -483,7 +483,7 @@ def test_a_run_is_not_resumed_on_other_frozen_weights(dataset: Path, tmp_path: P
 
 def test_impossible_encodings_are_refused_before_anything_is_written(dataset: Path, tmp_path: Path) -> None:
     root = tmp_path / "sidecar"
-    with pytest.raises(ConfigError, match="has no method `encode`"):
+    with pytest.raises(ConfigError, match="has no `encode` method"):
         encode(encoding(dataset, root, {"model": ModelConfig(factory="tests.trainer.encoders:build_without_encode")}))
     with pytest.raises(ConfigError, match="lists 2 datasets"):
         encode(encoding(dataset, root, {"data.dataset": (str(dataset), str(dataset))}))

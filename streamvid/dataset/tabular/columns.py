@@ -215,8 +215,8 @@ def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
         shown = name.encode("utf-8", "backslashreplace")
         if len(shown) > MAX_NAME_BYTES or not name.isprintable():
             raise SourceError(
-                f"{where} has a column named {name[:MAX_NAME_BYTES]!a}; names must be printable and have at most "
-                f"{MAX_NAME_BYTES} bytes of UTF-8; rename the column"
+                f"{where} has a column named {name[:MAX_NAME_BYTES]!a}; names must be printable and at most "
+                f"{MAX_NAME_BYTES} bytes long in UTF-8; rename the column"
             )
     return found
 

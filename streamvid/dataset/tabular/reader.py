@@ -177,7 +177,7 @@ def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[
         yield from read(path, columns)
     except OSError as error:
         raise SourceError(
-            f"cannot read the metadata {path}: {error.strerror or error}; check the path and its permissions"
+            f"cannot read the metadata file {path}: {error.strerror or error}; check the path and its permissions"
         ) from error
 
 
@@ -261,7 +261,7 @@ def _json_lines(lines: Iterable[bytes]) -> Iterator[InputRow]:
 def _read_json(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
     if path.stat().st_size > MAX_JSON_BYTES:
         raise SourceError(
-            f"metadata {path} has more than {MAX_JSON_BYTES} bytes; convert the file to .jsonl or .parquet"
+            f"metadata {path} is larger than {MAX_JSON_BYTES} bytes; convert the file to .jsonl or .parquet"
         )
     try:
         value = _parse_json(path.read_bytes().removeprefix(_BOM))

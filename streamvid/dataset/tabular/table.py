@@ -108,7 +108,7 @@ def _bucket(url: str, storage: StorageOptions) -> Store:
 def _download(store: Store, key: str, local: Path, where: str) -> None:
     state = store.state(key)
     if state is None:
-        raise SourceError(f"cannot read the metadata {where}: the object does not exist; check the URL")
+        raise SourceError(f"cannot read the metadata file {where}: the object does not exist; check the URL")
     _check_size(where, state.num_bytes)
     with local.open("wb") as file:
         for start in range(0, state.num_bytes, _DOWNLOAD_BYTES):

@@ -43,8 +43,8 @@ _END_BYTES = 1024
 class CompactReport:
     """Result of a compaction.
 
-    state: "compacted"; "expired" if only earlier versions or files were deleted; "nothing to do"; for a dry run, "would
-        be compacted" or "would be expired".
+    state: "compacted"; "expired" if only earlier versions or unreferenced files were deleted; "nothing to do"; for a
+        dry run, "would be compacted" or "would be expired".
     version: number of the new version; None if the shards did not change.
     num_shards_before, num_shards: numbers of shards before and after.
     num_rewritten: number of old shards whose samples were written to new tars.
@@ -89,10 +89,10 @@ def compact(
     The samples, their values and their clips stay the same. Tars that contain removed samples are deleted afterwards,
     so earlier versions lose these shards. If the command is interrupted, run it again: it writes the same files.
 
-    shard_size_bytes: target size of merged shards. Shards smaller than half of it are merged. None uses the size for
-        which the dataset was built. Shards of clips that are stored in several buckets are never merged.
-    expire: age, as text such as "30d" or as a number of seconds. Untagged versions that were published
-        longer ago are also deleted, and then all files to which no version refers.
+    shard_size_bytes: target size of merged shards. Shards smaller than half this size are merged. None uses the size
+        for which the dataset was built. Shards of clips that are stored in several buckets are never merged.
+    expire: age, as text such as "30d" or as a number of seconds. Untagged versions that were published longer ago than
+        this are also deleted, followed by all files to which no version refers.
     dry_run: only report what would be done.
     cache_only: only drop the blocks of deleted tars from the local cache. This requires no permission to change the
         dataset.
@@ -178,7 +178,7 @@ class Compaction:
     """Plan for a compaction.
 
     written: shards to write.
-    dead: shards without remaining samples.
+    dead: shards with no samples left.
     """
 
     dataset: Dataset

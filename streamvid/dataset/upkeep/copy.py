@@ -78,7 +78,7 @@ def copy_dataset(
     A copy contains one version: the newest, or the version that `source` names, such as "s3://bucket/ds@7".
 
     The SHA-256 of every file is verified in transit, and the manifest is written last. An interrupted copy resumes: a
-    journal in the folder `journal` (by default the user's cache) lists the finished files. If the same dataset is at
+    journal in the `journal` folder (by default the user's cache) lists the finished files. If the same dataset is at
     `dest`, files that are missing or have the wrong size are copied again. With `check_existing`, existing files are
     also read, and copied again if their content is wrong.
 
@@ -293,8 +293,8 @@ class _Copy:
         state = self.dest.state(file.path)
         if state is None or state.num_bytes != file.num_bytes:
             raise StorageError(
-                f"{self.dest.url}: {file.path} was written with {file.num_bytes} bytes, but now "
-                f"{f'has {state.num_bytes}' if state else 'is missing'}; stop other processes that write to this "
+                f"{self.dest.url}: {file.path} was {file.num_bytes} bytes long when it was written, but is now "
+                f"{f'{state.num_bytes} bytes long' if state else 'missing'}; stop other processes that write to this "
                 "location"
             )
         self.journal.add(file.path, state)

@@ -50,7 +50,7 @@ def parse_age(value: str | float) -> float:
 
 
 def expire_versions(held: Writing | Dataset, age_seconds: float) -> Expired:
-    """Delete versions that were published longer ago than `age_seconds`, then files to which no kept version refers.
+    """Delete versions that were published more than `age_seconds` ago, then files to which no kept version refers.
 
     The newest version and versions with tags are kept. A version of unknown age is kept. Tars are deleted first, then
     index files, then manifests, so that an interrupted expiry can be completed.

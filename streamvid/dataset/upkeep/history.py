@@ -135,7 +135,7 @@ def _named(name: str, kind: str) -> str:
     if not NAME.fullmatch(name) or name == LATEST:
         raise ConfigError(
             f"{kind} {name!r}: must begin with a letter or '_', contain only letters, digits, '_', '-' and '.', have "
-            f"at most 64 characters, and must not be {LATEST!r}"
+            f"at most 64 characters, and not be {LATEST!r}"
         )
     return name
 
@@ -143,7 +143,7 @@ def _named(name: str, kind: str) -> str:
 def _drop(known: dict[str, Any], name: str, kind: str, held: Writing) -> None:
     if known.pop(name, None) is None:
         names = ", ".join(sorted(known)) or "none"
-        raise ConfigError(f"{held.store.url} has no {kind} {name!r}; available {kind}s: {names}")
+        raise ConfigError(f"{held.store.url} has no {kind} named {name!r}; available {kind}s: {names}")
 
 
 def _report(store: Store) -> VersionsReport:

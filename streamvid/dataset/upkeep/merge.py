@@ -99,8 +99,8 @@ def merge(
     Merging is idempotent: if it is interrupted, run it again.
 
     on_duplicate: "error" refuses to merge datasets that have samples from the same source file (`record_key`); "first"
-        keeps the samples of the first dataset, in the order given and beginning with `dataset`; "last" keeps the
-        samples of the last dataset.
+        keeps the samples of the first such dataset; "last" keeps the samples of the last one. The order is `dataset`,
+        then the sources as given.
     storage: options for `dataset` and, unless `source_storage` is given, for the sources.
     journal: see `copy_dataset`.
 
@@ -282,7 +282,7 @@ class _Merge:
         return file
 
     def _copied(self, source: Dataset, file: FileInfo) -> FileInfo:
-        """Copy an index file under the same name, which contains its checksum."""
+        """Copy an index file under the same name. The name contains the file's checksum."""
         check_size(source.store, file)
         put_file(self.held.store, file.path, bytes(read_verified(source.store, file)))
         return file

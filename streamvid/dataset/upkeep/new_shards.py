@@ -123,7 +123,7 @@ def build_id_of(parts: Sequence[Part], number: int, taken: set[ShardName]) -> in
 
 
 def dead_shards(dataset: Dataset) -> list[ShardInfo]:
-    """Return the shards that the stored shard table still lists although they have no remaining samples."""
+    """Return the shards that the stored shard table still lists although they have no samples left."""
     if not dataset.manifest.files.removed:
         return []
     there = {shard.path for shard in dataset.shards}

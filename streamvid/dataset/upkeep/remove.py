@@ -119,8 +119,8 @@ def remove(
     `compact` rewrites the tars. Removing is idempotent: samples that were removed before are not removed again. A
     removed clip that is stored in several buckets is removed from all of them.
 
-    keys: sample keys, record keys or source names, or the path of a file that lists them: a .txt file with one per
-        line, or a table with a column named key, record_key or source.
+    keys: sample keys, record keys or source names, or the path of a file that lists them: a .txt file with one entry
+        per line, or a table with a column named key, record_key or source.
     where: condition as in `VideoLoader(where=...)`.
     source: pattern that source names must match, such as "studio-7/*".
     reason: text that the version and the report record.

@@ -108,7 +108,7 @@ def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_TEXT_BYTES:
             raise SourceError(
-                f"{path} has more than {_MAX_TEXT_BYTES} bytes; split it into several files, and pass one file at "
+                f"{path} is larger than {_MAX_TEXT_BYTES} bytes; split it into several files, and pass one file at "
                 "a time"
             )
         return path.read_text("utf-8-sig")

@@ -127,8 +127,8 @@ def verify_dataset(
     """Verify the sealed dataset at `url`, a URL or an open store, without changing it.
 
     The manifest and the index are verified by checksum, and shards by size. With `deep`, every byte of every shard,
-    clip, caption and packet table is also verified. An interrupted deep check resumes: a journal in the folder
-    `journal` (by default the user's cache) lists the verified shards. With `fresh`, all shards are read again.
+    clip, caption and packet table is also verified. An interrupted deep check resumes: a journal in the `journal`
+    folder (by default the user's cache) lists the verified shards. With `fresh`, all shards are read again.
 
     workers: number of files read at a time; each needs 16 MiB of memory.
 

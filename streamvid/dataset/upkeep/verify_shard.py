@@ -135,7 +135,7 @@ def check_file(
 
     If the checksum is wrong, the file is read again, because the bytes may have been damaged in transit.
 
-    clips: clip checksums to compute while the file is read.
+    clips: clip checksums to compute while the file is being read.
     known: current state of the file, if the caller knows it.
 
     Raises StorageError if the store cannot report whether the file exists.
@@ -259,7 +259,7 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
 
 
 def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -> None:
-    """Verify that every row in a file with columns added later has the same key as its row in the samples index."""
+    """Verify that the rows in a file with columns added later have the same keys as the rows in the samples index."""
     for path in dataset.column_paths(findings.shard):
         try:
             found = dataset.column_rows(findings.shard, path, ["key"]).column("key").to_pylist()

@@ -30,7 +30,7 @@ class Later:
     """Changes between a version and the newest version.
 
     newest: the newest version.
-    removed: keys of samples that the version contains and the newest version does not.
+    removed: keys of samples that the version contains but the newest version does not.
     moved: for each shard that was replaced, the shards to which its samples were moved.
     """
 
@@ -145,7 +145,7 @@ class LaterVersions:
             self.refresh(is_opening=self._is_new)
         except StreamvidError as error:
             _log.warning(
-                "cannot determine which samples later versions of the datasets have removed (%s); they may "
+                "cannot determine which samples later versions of the datasets have removed (%s); removed samples may "
                 "still be delivered",
                 error,
             )

@@ -30,7 +30,7 @@ NOWHERE = -1
 class MovedShard:
     """Shard that no longer exists in the newest version, and a shard to which some of its samples were moved.
 
-    Both shards have the same bucket.
+    Both shards are in the same bucket.
 
     sha256, num_bytes: checksum and size of the old tar. Caches use the checksum in the names of blocks.
     is_deleted: True if the old tar contains samples that were removed or replaced. `compact` deletes it, even if

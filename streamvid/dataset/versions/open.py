@@ -44,9 +44,9 @@ class DatasetRef:
     def parse(url: str | Path) -> DatasetRef:
         """Parse `URL[@VERSION][#VIEW]`.
 
-        A local path that itself ends with such a suffix, such as "clips@2", is used unchanged, unless only the path
-        without the suffix exists. Raises ConfigError if both paths are datasets. A trailing slash selects the path that
-        ends with the suffix.
+        A local path that itself ends with such a suffix (for example, "clips@2") is used unchanged, unless only the
+        path without the suffix exists. Raises ConfigError if both paths are datasets. A trailing slash selects the path
+        that ends with the suffix.
         """
         refuse_credentials("dataset", url)
         text = str(url)
@@ -58,7 +58,7 @@ class DatasetRef:
         if "://" not in text and (_exists(text) or not _exists(match["url"])):
             if text != match["url"] and all(_exists(f"{path}/{MANIFEST}") for path in (text, match["url"])):
                 raise ConfigError(
-                    f"dataset {text!r} is ambiguous: it is a folder with a dataset, and can also mean a version or a "
+                    f"dataset {text!r} is ambiguous: it is a folder with a dataset, but can also mean a version or a "
                     f"view of the dataset {match['url']!r}; write {text + '/'!r} for the folder, or rename the folder"
                 )
             return DatasetRef(text)
@@ -180,14 +180,14 @@ def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) ->
     if view not in newest.views:
         known = ", ".join(sorted(newest.views)) or "none"
         raise ConfigError(
-            f"{url} has no view {view!r}; available: {known}. To store a view, run: streamvid versions {url} --view "
-            f"{view} --where CONDITION"
+            f"{url} has no view named {view!r}; available: {known}. To store a view, run: streamvid versions {url} "
+            f"--view {view} --where CONDITION"
         )
     return newest.views[view]
 
 
 def version_files(store: Store, newest: Manifest) -> dict[int, FileState]:
-    """Map the numbers of all kept versions to their manifest files, by listing the folder `versions`."""
+    """Map the numbers of all kept versions to their manifest files, by listing the `versions` folder."""
     found = {}
     for state in store.files(_FOLDER):
         match = _FILE.fullmatch(state.path)

@@ -108,7 +108,7 @@ class Writing:
 
 @contextmanager
 def writing(store: Store) -> Iterator[Writing]:
-    """Hold the lease on a dataset while its next version is made.
+    """Hold the lease on a dataset while its next version is being made.
 
     Raises DatasetError if another process holds the lease.
     """

@@ -127,7 +127,7 @@ class Batch(Mapping[str, Any]):
                 why = "; its samples contain only audio"
             elif "clips" in fields:
                 why = "; output.decode=False delivers stored clips without decoding them"
-        raise AttributeError(f"batch has no field {name!r}; its fields are {', '.join(fields)}{why}")
+        raise AttributeError(f"batch has no {name!r} field; its fields are {', '.join(fields)}{why}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(

@@ -146,7 +146,7 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
 
 
 def torch_cuda() -> Any:
-    """Import torch and return the module `torch.cuda`."""
+    """Import torch and return the `torch.cuda` module."""
     import torch
 
     return torch.cuda  # untyped in torch's stubs

@@ -96,7 +96,7 @@ def deliver(
 ) -> Delivery:
     """Return the delivery for a sample in the given bucket.
 
-    part_of: function that returns the bytes to read for a row and the frames picked from its clip.
+    part_of: function that takes a row and the frames picked from its clip, and returns the bytes to read.
     Raises IntegrityError if the index row is damaged, or ConfigError if the options do not fit the sample.
     """
     part = sample.part

@@ -51,8 +51,8 @@ class Substitution:
 class Quarantine:
     """Counter for the substitutions in batches that were handed over. Prefetched batches do not count.
 
-    If a quarantine folder is given, each substitution is appended as a line to a file in this folder, such as
-    `quarantine-rank00000.jsonl` for rank 0. The file is created on first use.
+    If a quarantine folder is given, each substitution is appended as a line to a file in this folder
+    (`quarantine-rank00000.jsonl` for rank 0). The file is created on first use.
 
     Raises ConfigError if the folder is inside one of the loader's datasets.
     """

@@ -48,7 +48,7 @@ def plan_facts(selection: Selection, split: str) -> Mapping[str, Any]:
 def logged_batch(pending: PendingBatch, planned_keys: Mapping[int, str]) -> LoggedBatch:
     """Return the ledger's entry for a batch.
 
-    planned_keys: maps the slot of each replaced sample to the key of that bad sample.
+    planned_keys: maps the slot of each substitute to the key of the bad sample that it replaces.
     """
     plan, num_done = pending.request.position
     position = Position(plan.cursor.epoch, plan.cursor.step + num_done - 1)

@@ -92,7 +92,7 @@ def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = N
         return None
     port = require_integer(f"{name} plus the local rank", port + local_rank(), 1, _MAX_PORT)
     if importlib.util.find_spec("prometheus_client") is None:
-        raise ConfigError(f"{name}={port} requires the package prometheus-client; run pip install 'streamvid[metrics]'")
+        raise ConfigError(f"{name}={port} requires the prometheus-client package; run pip install 'streamvid[metrics]'")
     return MetricsAddress(output.metrics_host, port, is_required=output.metrics_port is not None)
 
 
@@ -139,7 +139,7 @@ def families(stats: LoaderStats, labels: Mapping[str, str]) -> Iterator[Metric]:
 
 
 def _fields(kind: str, found: Any, names: list[str], values: list[str]) -> Iterator[Metric]:
-    """Yield a metric for each number in the statistics for a store or a cache."""
+    """Yield a metric for each number in a store's or a cache's statistics."""
     for field in dataclasses.fields(found):
         value = getattr(found, field.name)
         if not isinstance(value, int | float):
@@ -209,7 +209,7 @@ def open_metrics(address: MetricsAddress, loader: LoaderMetrics) -> Callable[[],
 
     Return a function that stops serving the metrics, or None if the port is not available.
 
-    Raises ConfigError if the port is not available although an option requires it.
+    Raises ConfigError instead of returning None if an option requires the endpoint.
     """
     key = os.getpid(), address.host, address.port
     with _lock:

@@ -53,7 +53,7 @@ class Monitor:
     def hand_over(self, pending: PendingBatch, planned_keys: Mapping[int, str]) -> None:
         """Record a batch that is being handed over.
 
-        planned_keys: maps the slot of each replaced sample to the key of that bad sample.
+        planned_keys: maps the slot of each substitute to the key of the bad sample that it replaces.
         """
         if self._ledger is not None:
             self._ledger.add(logged_batch(pending, planned_keys))

@@ -15,7 +15,7 @@ _AGAIN_SECONDS = 300.0
 
 
 class StallWatch:
-    """Monitor for the share of time that a caller spends waiting. It logs a warning at most every five minutes.
+    """Monitor for the share of time that a caller spends waiting. It logs a warning at most once every five minutes.
 
     The first 10 batches do not count, because workers and caches are cold. Every rank logs its own waits, because one
     slow rank delays all other ranks.

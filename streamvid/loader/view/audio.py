@@ -125,7 +125,7 @@ class AudioShape:
 
         With `stretch`, raise ConfigError instead if the frames are delivered too fast or too slowly.
 
-        video: packets of the clip, whose timestamps give the duration of the frames even if the frame rate varies. If
+        video: packets of the clip; their timestamps give the duration of the frames even if the frame rate varies. If
             None, the clip's average rate is used. If frames are chosen by time, the rate of the grid is used.
         """
         ours = float(self.fps)

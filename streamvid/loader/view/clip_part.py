@@ -37,8 +37,8 @@ class AudioPart:
     - offset_seconds: time from the first frame to the first sample.
     - num_decoded: number of samples to decode and stretch to the bucket's number of samples; 0 to decode exactly the
         bucket's number, or for a whole clip.
-    - own_range: (first byte, size) of the byte range to read for the audio, which follows the part's first range in
-      memory; None if the packets are within that range.
+    - own_range: (first byte, size) of the byte range to read for the audio. In memory, this range follows the
+      part's first range. None if the packets are within the first range.
     """
 
     stream: str = ""
@@ -116,7 +116,7 @@ def clip_part(
     """Return the part of a clip to read for the frames in `pick`, or the whole clip if no smaller part is possible.
 
     packets: the clip's packet index, if it has one.
-    room: size of the memory for a smaller part in bytes; by default, the clip's size plus TABLE_BYTES.
+    room: size in bytes of the memory for a smaller part; by default, the clip's size plus TABLE_BYTES.
     max_pieces: maximum number of pieces in a smaller part; None for no limit.
     Raises IntegrityError if the packet index is invalid, and ConfigError if the clip lacks requested frames.
     """

@@ -74,7 +74,8 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
         if (other.is_still, other.is_mask, other.is_audio) != (first.is_still, first.is_mask, first.is_audio):
             raise ConfigError(
                 f"media: {name!r} is {_described(first)} in {datasets[0].url} and {_described(other)} in "
-                f"{dataset.url}; shard both datasets with the same kind of input, such as --media video:{name}=COLUMN"
+                f"{dataset.url}; shard both datasets with the same kind of input, for example "
+                f"with --media video:{name}=COLUMN"
             )
     return replace(
         first,
@@ -103,7 +104,7 @@ def _described(medium: Medium) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """One file of a conditioning input that a delivery reads: item `item` of `medium`, with the bytes to read."""
+    """One file that a delivery reads for a conditioning input: item `item` of `medium`, with the bytes to read."""
 
     medium: Medium
     item: int
@@ -217,7 +218,7 @@ class PictureRoom:
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Fill in the items that samples lack: pictures with black, and audio with silence.
+        """Fill in the items that sample `index` lacks: pictures with black, and audio with silence.
 
         first: byte offset of the batch in `memory`.
         present: (input name, item) of each item that the sample has.

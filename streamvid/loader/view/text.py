@@ -112,7 +112,9 @@ class TextOptions:
         help="Caption column, or columns with weights, such as {'short': 1, 'long': 3}; columns that are empty for a "
         "sample are skipped.",
     )
-    choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first caption.")
+    choice: CaptionChoice = option(
+        "draw", help="Caption to use: one of the sample's captions, drawn by weight, or the first one."
+    )
     template: str | None = option(
         None,
         help="Template for the text, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'; a {?...} part is "
@@ -153,7 +155,7 @@ class TextOptions:
 class TextRule:
     """Rule that determines the texts delivered with one dataset's samples.
 
-    columns: (index column, weight) for each caption column. In the column `text`, samples may have several captions.
+    columns: (index column, weight) for each caption column. In the `text` column, samples may have several captions.
     template: parsed template, or None.
     template_columns: (name, index column) for each column in the template; {text} and {fps} are not columns.
     """
@@ -297,7 +299,7 @@ def _drawn(weights: Sequence[float], share: float) -> int:
 
 
 def parse_template(text: object) -> TemplatePart:
-    """Parse a template. Raises ConfigError, which names the position, if it is invalid."""
+    """Parse a template. Raises ConfigError, which names the position, if the template is invalid."""
     if not isinstance(text, str) or len(text) > MAX_TEMPLATE_CHARS:
         shown = repr(text) if len(repr(text)) <= 80 else f"{repr(text)[:80]}…"
         raise ConfigError(f"template={shown}: must be a string of at most {MAX_TEMPLATE_CHARS} characters")

@@ -87,7 +87,7 @@ class ViewOptions:
 
     @property
     def is_plain(self) -> bool:
-        """True for a random window of consecutive frames without a random crop."""
+        """True if the view selects a random window of consecutive frames and no random crop."""
         return self.temporal == "random" and self.max_interval == 1 and self.spatial in _WHOLE
 
     def check(self, clips: str, buckets: list[Bucket], where: str) -> None:
@@ -114,8 +114,8 @@ class ViewOptions:
             if bucket.height != bucket.width:
                 raise ConfigError(
                     f"view.spatial='center' crops to a square, but bucket {bucket.id} is "
-                    f"{bucket.width}x{bucket.height}; use view.spatial='resize_crop', or buckets with aspect ratio "
-                    "1:1"
+                    f"{bucket.width}x{bucket.height}; use view.spatial='resize_crop', or buckets with an aspect "
+                    "ratio of 1:1"
                 )
 
 

@@ -30,7 +30,7 @@ class _Making:
 class SharedCache(Generic[_Value]):
     """Cache that maps names to recently used values. It holds at least one value. Thread-safe.
 
-    max_bytes: maximum size of the values together, unless a single value is larger.
+    max_bytes: maximum total size of the values, unless a single value is larger.
     """
 
     def __init__(self, max_bytes: int) -> None:

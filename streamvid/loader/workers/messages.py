@@ -231,7 +231,7 @@ class ReadResult(NamedTuple):
 class Answer(NamedTuple):
     """Message from a worker about a task: `text` describes a problem, and `seconds` is the duration of the work.
 
-    color: colors of yuv420p pictures.
+    color: (matrix, range, siting) of yuv420p pictures.
     results: one result per clip in a ReadTask; empty if the run is over.
     audio: result of a DecodeTask's AudioTask.
     start: time from a clip's first frame to the first delivered frame, as a fraction (numerator, denominator); None if

@@ -108,7 +108,7 @@ class TaskRunner:
         return answer("done", color=colors)._replace(audio=audio, start=start)
 
     def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
-        """Decode the pictures. Return the color of the pictures and, for a whole clip, three presentation times.
+        """Decode the pictures. Return their PictureColors and, for a whole clip, three presentation times.
 
         The times belong to the first delivered frame, the last delivered frame and the clip's first frame.
         """

@@ -41,8 +41,8 @@ def convert_adapters(path: Path, format: LoraFormat, family: str | None = None) 
     """Read an adapter file in any supported format, and return its content in `format`.
 
     family: name in FAMILIES; None detects the family from the layers.
-    Raises ConfigError if the file contains anything other than pairs of LoRA tensors. Also raises ConfigError if the
-    name of a layer in `format` is unknown, or differs between several families with this layer.
+    Raises ConfigError if the file contains anything other than pairs of LoRA tensors. Also raises ConfigError if a
+    layer's name in `format` is unknown, or differs between the families that have this layer.
     """
     found = read_adapters(path, "the file")
     adapters = {plain_layer(name): one for name, one in paired(found.tensors, found.scales, str(path)).items()}

@@ -54,7 +54,7 @@ def encode_adapters(
     adapters: maps each layer's name, as in diffusers or in the original code, to its adapter. Names from known families
         are converted to the names that the format uses; other names stay unchanged.
     base: dotted name of the model in the training module.
-    dropout: dropout probability used in training, which is recorded in the metadata.
+    dropout: dropout probability used in training, to be recorded in the metadata.
     family: name in FAMILIES; None detects the family from the layers.
     """
     match format:

@@ -122,7 +122,7 @@ class Leftovers:
         return [_LeftoverStep(rest, n * size, -(-count // num_ranks) * num_ranks) for n, count in enumerate(counts)]
 
     def _fillers(self, num_steps: int, phase: int) -> Sequence[_LeftoverStep]:
-        """Return steps with one repeat per rank, which complete the last group of `accumulate` steps."""
+        """Return the steps, with one repeat per rank, that complete the last group of `accumulate` steps."""
         size = self._plan.options.accumulate
         first = (num_steps + phase) % size
         if not first:

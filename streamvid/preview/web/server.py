@@ -114,7 +114,7 @@ class Preview:
         """Respond with one frame of a visit: as PNG, exactly as the model gets it, or as a smaller JPEG.
 
         URL parameters: `of` is "model" (the default), "source" (the uncropped frame), or the name of a conditioning
-        input; `item` is the number of its item; `width` requests a JPEG of that width.
+        input; `item` is the index of the item in that input; `width` requests a JPEG of that width.
         """
         values = _values(request)
         frames = self._frames(self._place(request), values)

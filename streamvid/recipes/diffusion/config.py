@@ -38,9 +38,11 @@ class DiffusionConfig(Options):
     vae_dtype: Precision = option("float32", help="Precision of the VAE.")
     posterior: Literal["mean", "sample"] = option(
         "mean",
-        help="Use the mean of the VAE's latent distribution, or draw from the distribution with the sample's seed.",
+        help="Latents to use: the mean of the VAE's distribution, or a draw from it with the sample's seed.",
     )
-    max_text_tokens: int | None = option(None, minimum=1, help="Text length in tokens.", shown_default="the family's")
+    max_text_tokens: int | None = option(
+        None, minimum=1, help="Maximum text length in tokens.", shown_default="the family's"
+    )
     time_sampling: Sampling = option(
         "logit-normal", help="Distribution of diffusion times in training, before the shift."
     )

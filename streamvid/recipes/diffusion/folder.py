@@ -105,7 +105,8 @@ class ModelFolder:
         # Both libraries take a path that does not exist for an id on the Hugging Face Hub.
         if not (self.root / name).is_dir():
             raise ConfigError(
-                f"{self.root} has no folder {name}, which {INDEX} lists as {self.index.get(name)}; {_AGAIN}"
+                f"{self.root} has no {name} folder, but {INDEX} lists this component as "
+                f"{self.index.get(name)}; {_AGAIN}"
             )
         for file in sorted((self.root / name).glob(f"*{SAFETENSORS}")):
             if problem := problem_of(file):
@@ -147,7 +148,7 @@ def open_folder(model: str, download: bool = False) -> ModelFolder:
         )
     if file.stat().st_size > _MAX_INDEX_BYTES:
         raise ConfigError(
-            f"{file} has more than {_MAX_INDEX_BYTES} bytes, so it cannot belong to a diffusers pipeline; specify the "
+            f"{file} is larger than {_MAX_INDEX_BYTES} bytes, so it cannot belong to a diffusers pipeline; specify the "
             "folder of a diffusers pipeline"
         )
     try:

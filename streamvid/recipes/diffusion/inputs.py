@@ -67,9 +67,9 @@ def image_inputs(batch: Batch, name: str, like: Tensor) -> Tensor | None:
         return None
     if not bool(_present(batch, name, is_all=True).all()):
         raise ConfigError(
-            f"a sample lacks images for the conditioning input {name}, but all samples need the same number; shard "
-            f"with --media image:{name}=COLUMN (a question mark after the name would allow missing images) and with "
-            f"equally long lists, or omit {name} from data.extra_inputs to train without it"
+            f"a sample lacks images for the conditioning input {name}, but all samples need the same number of images; "
+            f"shard with --media image:{name}=COLUMN (a question mark after the name would allow missing images) and "
+            f"with equally long lists, or omit {name} from data.extra_inputs to train without it"
         )
     values = batch.normalized(torch.float32, medium=name)
     if values.ndim == 6:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def normalize(vae: nn.Module, latents: Tensor) -> Tensor:
-    """Normalize latents (B, C, t, h, w) to float32."""
+    """Convert latents (B, C, t, h, w) to float32, and normalize them."""
     config: Any = vae.config
     latents = latents.float()
     mean, std = _per_channel(vae, "latents_mean", latents), _per_channel(vae, "latents_std", latents)

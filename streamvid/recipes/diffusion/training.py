@@ -45,7 +45,7 @@ class DiffusionTraining(nn.Module):
     TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the pipeline that renders samples.
     TEXT_OUTPUTS: names for the outputs of the pipeline's `encode_prompt`, in order; None for an output that is ignored.
         They are also the names of batch fields and of arguments for the pipeline's call.
-    MAX_TEXT: name of the `encode_prompt` argument that sets the text length, or None.
+    MAX_TEXT: name of the `encode_prompt` argument that sets the maximum text length, or None.
     NUM_STEPS: value of the transformer's timestep input at time 1.
     """
 
@@ -148,8 +148,8 @@ class DiffusionTraining(nn.Module):
         if not self._has_warned_of_captions and not any(batch.text):
             self._has_warned_of_captions = True
             _log.warning(
-                "no sample in a batch has a caption (%s), so the model trains with an empty text; shard with captions: "
-                "a .txt file next to each video, or --metadata FILE",
+                "no sample in a batch (for example, %s) has a caption, so the model trains with an empty text; shard "
+                "with captions: a .txt file next to each video, or --metadata FILE",
                 ", ".join(batch.sample_keys[:3]),
             )
 

@@ -43,7 +43,7 @@ FRAMES_AT_ONCE = 8
 def build(*, task: str = "sft", **settings: Any) -> CogVideoXTraining:
     """Build the training module for the CogVideoX model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
@@ -121,7 +121,7 @@ class CogVideoXTraining(DiffusionTraining):
         return 0
 
     def model_input(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return noisy latents and, for image-to-video, the latents of the first frame, followed by zeros."""
+        """Return noisy latents and, for image-to-video, the first frame's latents padded with zeros."""
         if not self.uses_image():
             return noisy
         kept = (drawn.numbers < KEPT_IMAGES).view(-1, 1, 1, 1, 1)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def build(*, task: str = "sft", **settings: Any) -> CogVideoXFunTraining:
     """Build the training module for the CogVideoX-Fun Control model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
@@ -49,7 +49,7 @@ class CogVideoXFunTraining(CogVideoXTraining):
         found = video_input(batch, "control", video)
         if found is None:
             raise ConfigError(
-                "the batch has no conditioning input `control`, which this model needs; shard with --media "
+                "the batch has no `control` conditioning input, which this model needs; shard with --media "
                 "control=COLUMN, and set data.extra_inputs to [control]"
             )
         return {"control": encode_clips(self.vae, found, "mean", batch.sample_seeds)}

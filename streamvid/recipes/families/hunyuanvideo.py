@@ -43,7 +43,7 @@ LOST_FRAMES = 4
 def build(*, task: str = "sft", **settings: Any) -> HunyuanVideoTraining:
     """Build the training module for the HunyuanVideo model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
@@ -112,7 +112,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         return bool(self.transformer.config.image_condition_type == "token_replace")
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
-        """Return the image to encode together with the text, and the interval between the image states to use."""
+        """Return the image to encode together with the text, and the interval at which image states are selected."""
         pixels = torch.zeros(3, 64, 64, dtype=torch.uint8) if image is None or not text else image
         return {"image": as_image(pixels), "image_embed_interleave": 4 if self.replaces() else 2}
 

@@ -38,7 +38,7 @@ NUM_IMAGE_TOKENS = 729
 def build(*, task: str = "sft", **settings: Any) -> HunyuanVideo15Training:
     """Build the training module for the HunyuanVideo 1.5 model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
@@ -85,7 +85,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return {"first_frame": pixels, "condition": latents, "image_embeds": torch.cat(rows)}
 
     def is_unused(self, name: str) -> bool:
-        """Return True for parameters of the last block that only update the text states, which no later layer uses."""
+        """Return True for parameters of the last block that update only the text states, which no later layer uses."""
         last = f"transformer.transformer_blocks.{self.transformer.config.num_layers - 1}."
         return name.startswith((f"{last}attn.to_add_out.", f"{last}ff_context."))
 

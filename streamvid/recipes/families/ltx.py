@@ -34,7 +34,7 @@ DEFAULT_RATE = 25.0
 def build(*, task: str = "sft", **settings: Any) -> LtxTraining:
     """Build the training module for the LTX-Video model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
@@ -72,7 +72,7 @@ class LtxTraining(DiffusionTraining):
         return self.vae.temporal_compression_ratio, self.vae.spatial_compression_ratio
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return the pixels of the first frame if samples are rendered from this frame; otherwise, return nothing."""
+        """Return the pixels of the first frame if samples are rendered from this frame; otherwise, return {}."""
         return {"first_frame": as_pixels(self.first_frames(batch, video))} if self.config.first_frame == 1 else {}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:

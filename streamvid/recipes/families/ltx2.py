@@ -49,7 +49,7 @@ DEFAULTS = {"max_text_tokens": 1024, "guidance": 4.0}
 def build(*, task: str = "sft", **settings: Any) -> Ltx2Training:
     """Build the training module for the LTX-2 model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """

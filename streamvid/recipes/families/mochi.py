@@ -31,7 +31,7 @@ DEFAULTS = {"max_text_tokens": 256, "guidance": 4.5}
 def build(*, task: str = "sft", **settings: Any) -> MochiTraining:
     """Build the training module for the Mochi model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """

@@ -38,7 +38,7 @@ EXPERTS = {"high": ("transformer",), "low": ("transformer_2",), "both": ("transf
 def build(*, task: str = "sft", **settings: Any) -> WanTraining:
     """Build the training module for the Wan model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 def build(*, task: str = "sft", **settings: Any) -> WanVaceTraining:
     """Build the training module for the Wan VACE model in `model`. No random numbers are drawn.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
@@ -93,7 +93,7 @@ class WanVaceTraining(WanTraining):
         if not self._is_warned:
             self._is_warned = True
             _log.warning(
-                "the batch has no conditioning input `control`, `mask` or `reference`, so this model trains as a "
+                "the batch has no `control`, `mask` or `reference` conditioning input, so this model trains as a "
                 "text-to-video model; to train with conditions, shard with --media control=COLUMN, and set "
                 "data.extra_inputs: [control]"
             )

@@ -39,7 +39,7 @@ def draw_noise_and_times(
 
 
 def rectified_flow_loss(velocity: Velocity, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-    """Return the mean squared error of the predicted velocity per sample, with shape (B,). The error is always float32.
+    """Return the predicted velocity's mean squared error for each sample, with shape (B,). The error is always float32.
 
     latents, noise: tensors (B, C, t, h, w).
     times: tensor (B,) with values in 0..1.

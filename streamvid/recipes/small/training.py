@@ -41,7 +41,7 @@ class SmallConfig(Options):
     depth: int = option(4, minimum=1, help="Number of transformer blocks.")
     heads: int = option(4, minimum=1, help="Number of attention heads.")
     codec: Literal["patch", "autoencoder"] = option(
-        "patch", help="Train on pixels or on the latents of an autoencoder."
+        "patch", help="Space in which the model is trained: pixels, or the latents of an autoencoder."
     )
     patch: Size | None = option(
         None, help="Size of each token's patch, as (T, H, W).", shown_default="(1, 8, 8) pixels or (1, 2, 2) latents"
@@ -98,7 +98,7 @@ class SmallConfig(Options):
 def build(*, task: str = "sft", **settings: Any) -> SmallTraining:
     """Build the small training module on the CPU. The global random state does not change.
 
-    task: task of the run; "sft:train" builds no encoders.
+    task: task of the run; for "sft:train", no encoders are built.
     settings: fields of SmallConfig.
     Raises ConfigError for invalid settings.
     """
@@ -167,7 +167,7 @@ class SmallTraining(nn.Module):
         if "audio" not in batch:
             raise ConfigError(
                 f"model.args.audio_window is {self.config.audio_window}, but the batches have no audio; set data.audio "
-                "(such as data.audio.sample_rate=16000), or set model.args.audio_window to null"
+                "(for example, data.audio.sample_rate=16000), or set model.args.audio_window to null"
             )
         return torch.cat([self.audio_encoder(one[None]) for one in batch.audio])
 

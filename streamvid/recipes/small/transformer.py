@@ -65,9 +65,9 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention, cross-attention to the text and an MLP, each scaled, shifted and gated by the condition.
+    """Transformer block with self-attention, cross-attention to the text, and an MLP.
 
-    The gates start at zero.
+    The condition scales, shifts and gates each of these layers. The gates start at zero.
     """
 
     def __init__(self, dim: int, heads: int) -> None:

@@ -50,7 +50,7 @@ class Figure(Protocol):
 class Motion:
     """Mean absolute change in luma within 1/8 second, in levels from 0 to 255.
 
-    Pictures are scaled so that the longer side has 64 pixels. The value is None for fewer than two samples. The first
+    Pictures are scaled so that the longer side is 64 pixels. The value is None for fewer than two samples. The first
     sample of a part is not compared with the sample before the part.
     """
 
@@ -77,7 +77,7 @@ class Blur:
 
     Blurring changes a sharp picture more than a picture that is already blurred. The figure for a sample is the
     share of the differences between neighboring pixels that remains after a 9-pixel box filter. It is computed
-    horizontally and vertically, and the larger share is used. The longer side of the picture has at most 512 pixels.
+    horizontally and vertically, and the larger share is used. The longer side of the picture is at most 512 pixels.
     The value is the mean over all samples, or None if all samples are flat or too small.
     """
 

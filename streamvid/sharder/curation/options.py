@@ -39,12 +39,12 @@ class CurationOptions:
         describes both.
     scene_cuts: True to divide each video, or each of its time ranges, into scenes at hard cuts. Each scene becomes a
         clip, as if the metadata listed the scenes as time ranges.
-    black_bars: True to find borders that stay black in all frames, and to store their sizes as columns bar_left,
+    black_bars: True to find borders that stay black in all frames, and to store their sizes in the columns bar_left,
         bar_top, bar_right and bar_bottom, in pixels of the displayed frame. Native clips are cropped accordingly before
         a bucket is assigned; copies keep their bars.
-    dedup: "mark" stores the group of each near-duplicate in the column duplicate_group. "keep-largest" also rejects all
-        rows of a group except the one with the most pixels. If several rows have equally many pixels, the longest is
-        kept, then the one with the most bytes, then the first.
+    dedup: "mark" stores the group of each near-duplicate in the duplicate_group column. "keep-largest" also rejects all
+        rows of a group except the one with the most pixels. If several rows have the same number of pixels, the longest
+        is kept; remaining ties go to the row with the most bytes, then to the first row.
     """
 
     scores: tuple[str, ...] = option((), help="Scores to compute and store as columns: motion, blur.", metavar="LIST")
@@ -53,7 +53,7 @@ class CurationOptions:
     black_bars: bool = option(False, help="Find constant black borders, and crop them from native clips.")
     dedup: Dedup | None = option(
         None,
-        help='Store groups of near-duplicates in the column duplicate_group; "keep-largest" also drops smaller copies.',
+        help='Store groups of near-duplicates in the duplicate_group column; "keep-largest" also drops smaller copies.',
     )
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ _LEAST_FRAMES = 4
 
 
 class CutDetector:
-    """Detects hard cuts in a video. Pictures are scaled so that the longer side has 64 pixels."""
+    """Detects hard cuts in a video. Pictures are scaled so that the longer side is 64 pixels."""
 
     def __init__(self) -> None:
         self._changes: dict[int, int] = {}  # frame number → change from the previous frame, as a sum over all pixels

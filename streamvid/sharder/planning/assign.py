@@ -110,7 +110,7 @@ def assign(
     earlier: Mapping[int, int] = _NOTHING_EARLIER,
     media: Mapping[str, MediaInfo] = _NO_MEDIA,
 ) -> Assignment:
-    """Assign buckets to all probed records. Reject each record that no bucket accepts, with the reason.
+    """Assign buckets to all probed records. Reject each record that no bucket accepts, and state the reason.
 
     earlier: for an append, maps the hash of a file name to the number of rows with that name in the dataset.
     media: for an append, the dataset's conditioning inputs.
@@ -162,7 +162,7 @@ class _Repeats:
 
 @dataclass
 class _Assigner:
-    """Assigns buckets and keys to records. rejections: rejections of single windows rather than whole records."""
+    """Assigns buckets and keys to records. rejections: rejections of individual windows rather than whole records."""
 
     probes: Probes
     options: ShardOptions

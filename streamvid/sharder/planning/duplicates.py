@@ -91,7 +91,7 @@ class _SampleRows:
         return int(self._is_first.sum())
 
     def tuples(self, is_wanted: _Flags | None, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the number of each wanted row, followed by the values of the fields `names`.
+        """Yield the number of each wanted row, followed by the values of the fields in `names`.
 
         is_wanted: None to select all rows.
         """
@@ -108,7 +108,7 @@ class _Table:
     has_signature: False for rows that are not compared.
     quality: number of pixels, duration in seconds, and size in bytes.
     file: hash of the record key.
-    stays_val: True if the row is in split "val" of the dataset from which it comes.
+    stays_val: True if the row is in the "val" split of the dataset from which it comes.
     """
 
     signatures: Words
@@ -150,7 +150,7 @@ class _Table:
         return leaders
 
     def splits(self, leaders: Numbers) -> _Flags:
-        """Return a mask of the rows in split "val". All rows of a file or of a group are in the same split.
+        """Return a mask of the rows in the "val" split. All rows of a file or of a group are in the same split.
 
         Rows that are connected through shared files and groups get the split of the first of these rows in the input,
         unless the split of one of these rows is fixed.

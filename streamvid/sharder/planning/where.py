@@ -75,7 +75,7 @@ class Where:
     def keep(self, records: RecordSet, probes: Probes | None, *, is_final: bool = True) -> RecordSet:
         """Return the records for which the condition is true. Reject all other records with kind "where".
 
-        is_final: False to keep records for which the result is unknown until figures are known.
+        is_final: False to keep records for which the result depends on figures that are not yet known.
         probes: results of probing all records, if the condition requires them. A record that was rejected by probing is
             kept, so that the original reason is reported.
         """

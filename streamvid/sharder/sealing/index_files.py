@@ -14,7 +14,7 @@ NO_FILES = ManifestFiles((), (), ())
 
 
 class IndexFiles:
-    """Writer for a build's index files, which are numbered starting after the dataset's existing files."""
+    """Writer for a build's index files. Their numbers follow those of the dataset's existing files."""
 
     def __init__(self, put: Callable[[str, bytes], None], there: ManifestFiles) -> None:
         """Create a writer. put: function that stores a file. there: files that the dataset already contains."""

@@ -105,8 +105,8 @@ def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
         num_bytes = len(captions_to_json(captions).encode())
         if num_bytes > MAX_CAPTIONS_BYTES:
             raise Rejected(
-                f"the captions have {num_bytes} bytes in total, but at most {MAX_CAPTIONS_BYTES} are allowed; shorten "
-                "or remove some captions"
+                f"the captions total {num_bytes} bytes, but at most {MAX_CAPTIONS_BYTES} are allowed; shorten or "
+                "remove some captions"
             )
     return captions
 

@@ -351,7 +351,7 @@ def _imagefolder_blocks(source: _Source, name: str) -> Iterator[RowBlock]:
         yield _below(block, posixpath.dirname(name))
     if not has_names:
         raise SourceError(
-            f"metadata {source.place.url}/{name} has no column {_FILE_NAME!r}; add this column with the names of the "
+            f"metadata {source.place.url}/{name} has no {_FILE_NAME!r} column; add this column with the names of the "
             "files, or use --layout folder to read the files without metadata"
         )
 

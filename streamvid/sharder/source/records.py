@@ -470,9 +470,9 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """Return the record with columns converted to `types`.
+    """Return the record with its columns converted to `types`.
 
-    The result is in split "val" if its record key is in `val`.
+    The result is in the "val" split if its record key is in `val`.
     """
     columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
     origin = record.origin

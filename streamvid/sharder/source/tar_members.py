@@ -46,7 +46,7 @@ class TarMember:
 
 
 def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
-    """Yield the members of a tar in order, except folders. num_bytes: size of the tar.
+    """Yield the members of a tar, except folders, in order. num_bytes: size of the tar.
 
     Raises Rejected at the point where the tar becomes unreadable. The members that were already yielded are valid.
     """

@@ -133,7 +133,7 @@ def _opened(cell: object) -> Any:
 
 
 def parse_list(text: str) -> Any:
-    """Parse a value in JSON or Python syntax, such as a list. Return None if the text is invalid or too long."""
+    """Parse a value, such as a list, in JSON or Python syntax. Return None if the text is invalid or too long."""
     if len(text) <= _MAX_LIST_CHARS:
         for parse in (json.loads, ast.literal_eval):
             try:
@@ -193,7 +193,7 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
 
 
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield (start, end, is_certain) for each pair of names that differ in one word, such as start and end.
+    """Yield (start, end, is_certain) for each pair of names, such as start and end, that differ in one word.
 
     Apart from that word, the names are equal or contain only common words, as in start_time and duration.
     is_certain: True if such names always denote time ranges; False if only the values can show whether they do.
@@ -221,7 +221,7 @@ def _are_times(cells: Sequence[object], has_duration: bool = False) -> bool:
 
 
 def _are_clear(cells: Sequence[object]) -> bool:
-    """Return True if a cell is clearly a time range, whatever its column is called, such as "0:00-0:02.5"."""
+    """Return True if a cell, such as "0:00-0:02.5", is clearly a time range, whatever its column is called."""
     text = str(cells[0])
     return ("{" in text or len(_MINUTES.findall(text)) > 1) and _are_times(cells)
 

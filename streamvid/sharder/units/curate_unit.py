@@ -63,7 +63,7 @@ def _curate(unit: CurateUnit, source: Source) -> Finding:
 
 
 def _numbers(unit: CurateUnit, table: PacketTable) -> list[int]:
-    """Return the numbers of the frames to decode: all frames in the spans to detect cuts, otherwise the samples."""
+    """Return the numbers of the frames to decode: all frames in the spans if `scene_cuts` is set, else the samples."""
     if unit.scene_cuts:
         return sorted({number for span in unit.spans for number in range(*span)})
     return sorted(_samples(unit, table)) or [0]

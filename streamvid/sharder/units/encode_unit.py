@@ -34,7 +34,7 @@ class EncodeUnit:
     bars: black bars to crop: (left, top, right, bottom), in pixels.
     max_bytes: maximum size of the clip; None for no limit.
     audio: codec of the audio; None to omit it.
-    seconds: for conditioning audio, its duration if the clip has no frame times; None for other files.
+    seconds: duration of conditioning audio, used if the clip has no frame times; None for other files.
     fps: output frame rate; None keeps all frames of the window.
     """
 

@@ -65,7 +65,7 @@ Finding: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Facts about a file that the sharder needs.
+    """Facts that the sharder needs about a file.
 
     width, height: display size in pixels; 0 if the file has only audio.
     extension: extension of the tar member if the file is copied.
@@ -73,7 +73,7 @@ class Probe:
     has_audio: True if the file has readable audio; None if unknown.
     audio_start_seconds: start time of the audio minus the time of the first frame.
     audio_seconds: duration of the audio.
-    audio_problem: reason that the file's audio cannot be read; otherwise "".
+    audio_problem: reason why the file's audio cannot be read; "" if there is none.
     """
 
     width: int
@@ -98,11 +98,11 @@ class Probe:
 
     @property
     def audio_end_seconds(self) -> float:
-        """Time from the first frame to the end of the audio; for a file with only audio, its duration."""
+        """Time from the first frame to the end of the audio; for an audio-only file, its duration."""
         return max(0.0, (self.audio_start_seconds or 0.0) + (self.audio_seconds or 0.0))
 
     def without(self, bars: Margins) -> Probe:
-        """Return the facts about the file after its black bars are cropped.
+        """Return the facts about the file after its black bars have been cropped.
 
         bars: (left, top, right, bottom), in pixels.
         """
@@ -217,8 +217,8 @@ def _audio_of(unit: ProbeUnit, source: Source, zero: Fraction) -> Finding:
 def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
     """Run `work` on the file `name`, and return the finding. If the file causes an error, return a rejection instead.
 
-    Raises StreamvidError if the cause is not the file but streamvid or the installation, such as an incompatible
-    library version, because every file would then be rejected.
+    Raises StreamvidError if the cause is not the file but streamvid or the installation (for example, an incompatible
+    library version), because otherwise every file would be rejected.
     """
     try:
         return work()
@@ -247,7 +247,7 @@ def rejected(reason: str, kind: str) -> Finding:
 
 
 def clip_extension(container: str, source: str) -> str:
-    """Return the extension of a clip's tar member, which depends on the file's container rather than its name.
+    """Return the extension of a clip's tar member, based on the file's container rather than its name.
 
     Each family of containers has one extension, so that .mov and .MP4 files share shards. As an exception, .webm files
     keep their extension, which implies certain codecs.
@@ -262,5 +262,5 @@ def clip_extension(container: str, source: str) -> str:
 
 
 def extension_of_name(suffix: str) -> str:
-    """Return the extension that a clip gets in a tar. suffix: extension of the source file."""
+    """Return the extension of a clip in a tar file. suffix: extension of the source file."""
     return _EXTENSIONS_OF_NAMES.get(suffix, suffix)

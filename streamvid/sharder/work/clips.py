@@ -15,7 +15,7 @@ _CLIPS = "clips"
 
 @dataclass(frozen=True, slots=True)
 class ClipFolder:
-    """Encoded and cut clips, in a folder on this machine or, if tasks share an object store, in its `.staging/`.
+    """Encoded and cut clips, in a folder on this machine or in the `.staging/` folder of a store that tasks share.
 
     folder: staging folder.
     dest: URL of the dataset.
@@ -42,8 +42,8 @@ class ClipFolder:
         if hashlib.sha256(data).hexdigest() != sha256:
             store.remove(path)
             raise StorageError(
-                f"a stored clip from {source} in {store.url} was damaged and has been removed; run the same command "
-                "again to recreate it"
+                f"a clip from {source}, stored in {store.url}, was damaged and has been removed; run the same "
+                "command again to recreate it"
             )
         return data
 

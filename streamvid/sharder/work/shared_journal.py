@@ -20,7 +20,7 @@ _READ_BYTES = 2**24
 
 
 class SharedJournal(Journal):
-    """Journal of one task that also provides the findings of the other tasks.
+    """One task's journal, which also provides the findings of the other tasks.
 
     folder: staging folder on this machine, which contains the task's journal. If the destination is an object
         store, the journal is copied there at most once per minute and at the end of each `with` block.

@@ -71,9 +71,9 @@ def put_note(store: Store, file: Path, data: bytes) -> None:
 class Staging:
     """Unfinished work on the dataset in `store`.
 
-    folder: staging folder on this machine, which tasks share.
+    folder: staging folder on this machine, shared by all tasks.
     lock_fd: file descriptor of the lock on the folder `own`.
-    lease: lease of this run or task, which is visible to all machines.
+    lease: lease of this run or task, visible to all machines.
     """
 
     store: Store

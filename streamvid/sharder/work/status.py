@@ -70,12 +70,12 @@ class ShardStatus:
         held, so that the same command resumes the build; "sealed" if the dataset is finished. For a build on another
         machine, the clocks of both machines must agree within two minutes.
     host, pid: machine and process ID of the last run.
-    seconds_ago: seconds since `phases` was last updated: about every second on this machine or in a shared folder, and
-        every 30 seconds through an object store.
+    seconds_ago: seconds since `phases` was last updated. Updates occur about every second on this machine or in a
+        shared folder, and every 30 seconds through an object store.
     phases: phases of the last run, ending with the current phase; for tasks, sums over the tasks that have started.
     rejections: maps each kind of rejection to its number of files or clips. If a run without tasks uses an object
-        store, these numbers are known only on the machine that runs it.
-    num_tasks: number of tasks that have started; 0 without tasks.
+        store, these numbers are known only on the machine where it runs.
+    num_tasks: number of tasks that have started; 0 if the build has no tasks.
     """
 
     url: str

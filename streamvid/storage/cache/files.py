@@ -49,7 +49,7 @@ class CacheBlock:
     """Block-aligned part of an object.
 
     pieces: wanted parts of the block, as (offset in the block, buffer) pairs.
-    lock: claim on the block, which allows its holder to write the block. The locked `.part` file later becomes the
+    lock: claim that allows its holder to write the block. The locked `.part` file later becomes the
         block.
     """
 
@@ -192,7 +192,7 @@ class CacheFolder:
                 block.release()
 
     def forget(self, paths: Sequence[str]) -> list[str]:
-        """Remove the blocks at `paths`. Return the paths that cannot be removed."""
+        """Remove the blocks at `paths`. Return the paths that could not be removed."""
         kept = []
         with self._ledger() as ledger:
             for path in paths:
@@ -278,8 +278,8 @@ class CacheFolder:
 def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
     """Return the files in the order in which they are evicted.
 
-    The least recently used files come first, in random order. The most recently used quarter, and at least four
-    files, comes last. storage/README.md compares this order with LRU.
+    The least recently used files come first, in random order. The most recently used quarter (at least four
+    files) comes last. storage/README.md compares this order with LRU.
     """
     ordered = sorted(files)
     older = max(0, len(ordered) - 4) * 3 // 4
@@ -296,8 +296,8 @@ class _Ledger:
     def read(self) -> bool:
         """Read the total from the ledger file.
 
-        Return False if the file is damaged, or was written before the last boot. A power loss may lose writes, so a
-        total from before a boot may be wrong."""
+        Return False if the file is damaged, or was written before the last boot. A power failure may lose writes, so a
+        total from before the last boot may be wrong."""
         data = os.pread(self._descriptor, _RECORD.size + 1, 0)
         if len(data) != _RECORD.size or data != _record(*_RECORD.unpack(data)[1:3]):
             return False

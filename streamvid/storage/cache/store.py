@@ -29,8 +29,8 @@ def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, i
 class CachedStore(Store):
     """Store that reads files with known checksums through `cache`, and other files directly from `store`.
 
-    known: maps the path of each such file to its SHA-256 and size. Cached bytes may be wrong, so readers verify them,
-        just as they verify bytes from the store.
+    known: maps the path of each file with a known checksum to its SHA-256 and size. Cached bytes may be wrong, so
+        readers verify them, just as they verify bytes from the store.
     """
 
     def __init__(self, store: Store, cache: BlockCache, known: Mapping[str, Content]) -> None:

@@ -63,7 +63,7 @@ class CheckReport:
     device_bytes: device memory that tensors can use; without an accelerator, the memory of this machine.
     largest: bucket whose step was run, or None if the step did not fit in memory.
     peak_bytes: measured peak memory of this step; None on the CPU, where the peak cannot be measured.
-    epoch_seconds: predicted duration of an epoch, without time spent waiting for data.
+    epoch_seconds: predicted duration of an epoch, excluding time spent waiting for data.
     problems: reasons why the run cannot start.
     advice: changes that would make the step fit in memory.
     """
@@ -155,7 +155,7 @@ def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
 
 
 def _activations(trial: TrialRun, batches: Sequence[Batch]) -> Activations:
-    """Count activation bytes before and after checkpointing is enabled. It remains enabled."""
+    """Count activation bytes before and after checkpointing is enabled. Checkpointing then remains enabled."""
     tokens = [_tokens(trial, batch.bucket) for batch in batches]
     stored = count_activations(trial, batches, tokens)
     num_blocks = checkpoint_blocks(trial)

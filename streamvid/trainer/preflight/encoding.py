@@ -48,7 +48,7 @@ def _bytes_of(batch: Batch) -> int:
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all live tensors that operations have returned.
+    """Counter for the bytes of all live tensors that operations have returned.
 
     known: data pointers of storages that are not counted.
     """

@@ -47,8 +47,8 @@ def decode_audio_file(
     """Decode a window of a file's audio into `out`, a float32 array of shape (channels, samples).
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file.
-    first_sample: the window's first sample on the delivered grid: sample k has the time k / audio.sample_rate on the
-        timeline of the file's video frames (see `first_sample_at`). The first sample may be negative.
+    first_sample: number of the window's first sample on the delivered grid, where sample k has the time
+        k / audio.sample_rate on the timeline of the file's video frames (see `first_sample_at`). May be negative.
     zero: time on that timeline at which the grid begins, rounded to a sample of the file; for example, the result of
         `own_zero`.
 

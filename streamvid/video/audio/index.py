@@ -165,7 +165,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
     decoder needs more data from the container, or if the sample rate or the codec header changes.
     All audio is decoded once, because only decoding shows how many samples each packet contains.
 
-    see: function that is called with each decoded piece (such as `FactsMeasure.add`), even if the result is None.
+    see: function (such as `FactsMeasure.add`) that is called with each decoded piece, even if the result is None.
     Raises ProbeError if the audio does not decode or is not allowed.
     """
     with open_audio(data, limits) as video:

@@ -30,7 +30,7 @@ _MAX_INCOMPLETE = 16
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Piece:
-    """Decoded samples of one frame, without priming and padding.
+    """Decoded samples of one frame, without priming or padding.
 
     - position: position of the first sample, as the number of samples at `sample_rate` since time 0.
     - samples: float32 array of shape (channels, n); integers are divided by 2^(bits - 1).

@@ -23,7 +23,7 @@ MAX_EXTRADATA_BYTES = 1 << 16  # Vorbis stores its code books there
 
 @dataclass(frozen=True, slots=True)
 class AudioStreamInfo:
-    """Description of an audio stream that suffices to decode the stream's packets without a container.
+    """Description of an audio stream, sufficient to decode the stream's packets without a container.
 
     - codec: FFmpeg's name for the codec.
     - extradata: the codec header as stored in the container.

@@ -24,7 +24,7 @@ class _Readable(Protocol):
 def gif_blocks(file: _Readable) -> Iterator[bytes]:
     """Yield the first byte of each block in a GIF, or in part of a GIF (GIF89a, appendix B).
 
-    The last item is the first byte that starts neither an extension nor an image, such as the trailer, or b"" at the
+    The last item is the first byte (such as the trailer) that starts neither an extension nor an image, or b"" at the
     end of the file.
     """
 

@@ -73,8 +73,8 @@ def encode_clip(
     fps: frame rate of the clip; each frame is then the source frame nearest in time. None keeps the exact times of the
         source frames relative to the first.
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
-    is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
-    bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
+    is_mask: True to keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
+    bars: number of pixels to crop from the displayed frame before scaling, as (left, top, right, bottom).
     audio: codec for the clip's audio; None omits the audio. The track contains the source's audio from the first frame
         to the end of the last: in mono if the source is mono, otherwise in stereo. If the source has no audio during
         this time, the clip has no audio track.
@@ -282,7 +282,7 @@ class ClipWriter:
 def _encode_image(
     video: VideoFile, table: PacketTable, size: _Size, encoding: Encoding, is_mask: bool, limits: Limits
 ) -> tuple[bytes, str, str, float]:
-    """Encode a still image: a lossless PNG for the codec ffv1, otherwise a JPEG with quantizer 2 (BT.601, full range).
+    """Encode a still image: a lossless PNG for the ffv1 codec, otherwise a JPEG with quantizer 2 (BT.601, full range).
 
     Return (contents, file extension, FFmpeg's name for the codec, luma PSNR in decibels).
     """

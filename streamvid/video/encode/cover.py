@@ -64,7 +64,7 @@ class ColorTags:
 
 
 class Cover:
-    """Converter that turns frames in the format of `frame` into (height, width) pictures, like `Transform.cover`.
+    """Converter that turns frames in the format of `frame` into (height, width) pictures, as `Transform.cover` does.
 
     bars: number of pixels to crop from the displayed frame before scaling, as (left, top, right, bottom).
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited-range BT.709); "yuvj420p" and

@@ -71,7 +71,7 @@ class LoudnessMeter:
 
 
 def _default_layout(layout: str) -> str:
-    """Return `layout`, or FFmpeg's default layout if `layout` only states a number of channels ("2 channels")."""
+    """Return `layout`, or FFmpeg's default layout if `layout` states only a number of channels ("2 channels")."""
     from av.audio.layout import AudioLayout
 
     try:
@@ -89,7 +89,7 @@ def _power(loudness: float) -> float:
 
 
 def _weighting(rate: int) -> list[tuple[str, str]]:
-    """Return the BS.1770 filters (a high shelf and a high pass), converted from 48 kHz to another rate."""
+    """Return the BS.1770 filters (high-shelf and high-pass), converted from 48 kHz to another sample rate."""
     k = math.tan(math.pi * 1681.974450955533 / rate)
     gain, q = 10 ** (3.999843853973347 / 20), 0.7071752369554196
     band, scale = gain**0.4996667741545416, 1 + k / q + k * k

@@ -119,7 +119,7 @@ def test_control_videos_of_cogvideox_are_encoded_as_in_its_pipeline(tmp_path: Pa
     size = (9, 32, 48)
     control = pixels(1, 3, *size, seed=1)
     batch = make_batch(size, ("a red bike",))
-    with pytest.raises(ConfigError, match="no conditioning input `control`.*--media control=COLUMN"):
+    with pytest.raises(ConfigError, match="no `control` conditioning input.*--media control=COLUMN"):
         module.encode(batch)
     batch = add_media(batch, control=control)
     ready = with_encoded(batch, module.encode(batch))
@@ -147,4 +147,4 @@ def test_a_batch_without_captions_is_named_once(tmp_path: Path, caplog: pytest.L
     assert "caption" not in caplog.text
     for _ in range(2):
         module.encode(make_batch(SIZE, ("", "")))
-    assert caplog.text.count("no sample in a batch has a caption (0-0, 0-1)") == 1
+    assert caplog.text.count("no sample in a batch (for example, 0-0, 0-1) has a caption") == 1
