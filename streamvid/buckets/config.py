@@ -300,7 +300,7 @@ class BucketConfig:
 
     @property
     def short_clip_rule(self) -> FrameRule:
-        """Rule for trimming clips shorter than max_frames."""
+        """Rule for trimming clips that have fewer than max_frames frames."""
         return self.frame_rule or (_DIFFSYNTH_RULE if self.model is None else self.model.frame_rule)
 
     @cached_property

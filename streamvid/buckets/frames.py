@@ -65,7 +65,9 @@ class FrameRule:
         if not self.allows(num_frames):
             below = num_frames - (num_frames - self.remainder) % self.factor
             nearest = f"{below} and {below + self.factor}" if below > 0 else str(below + self.factor)
-            raise ConfigError(f"{where}: {num_frames} frames do not follow the rule {self}; nearest allowed: {nearest}")
+            raise ConfigError(
+                f"{where}: a count of {num_frames} frames does not follow the rule {self}; nearest allowed: {nearest}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
     """Raise ConfigError for a member that some WebDataset readers would lose or confuse with another member."""
     name = f"{key}.{extension}"
     if not KEY.fullmatch(key):
-        raise ConfigError(f"key {key!r} is not allowed; use one or more ASCII letters, digits, '_' and '-'")
+        raise ConfigError(f"key {key!r} is not allowed; use only ASCII letters, digits, '_' and '-' (at least one)")
     if not _EXTENSION.fullmatch(extension):
         raise ConfigError(
             f"extension {extension!r} is not allowed; use lowercase ASCII letters and digits, in one or more parts "

@@ -50,7 +50,7 @@ class ByShard:
         """Create the delivery from VideoLoader's arguments.
 
         Arguments that only select, order or distribute samples are ignored, and so are the dataset's view and filter.
-        Raises ConfigError for more than one dataset, a dataset that contains only texts, or invalid batch sizes.
+        Raises ConfigError for more than one dataset, a dataset that contains only text, or invalid batch sizes.
         """
         source, kept = sources[0], {name: value for name, value in options.items() if name not in _OF_PLANS}
         assert isinstance(source.url, Dataset)

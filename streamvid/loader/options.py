@@ -169,8 +169,8 @@ class ProcessGroups:
     )
     shared_group: Any = option(
         None,
-        help="Processes that share this rank's batches (sequence, tensor or context parallelism) and compare "
-        "each batch. Requires `world`.",
+        help="Processes that receive the same batches as this rank (sequence, tensor or context parallelism); they "
+        "verify that each batch is the same. Requires `world`.",
     )
 
 

@@ -258,8 +258,8 @@ def _automatic(modules: Mapping[str, nn.Module]) -> list[str]:
     large = [name for name, part in linear.items() if min(part.in_features, part.out_features) >= LARGE]
     if not linear:
         raise ConfigError(
-            "model.lora.target_modules is empty, and no list of blocks has a linear layer that supports adapters; "
-            "set model.lora.target_modules to layer names"
+            "model.lora.target_modules is empty, and no ModuleList of the model has a linear layer that supports "
+            "adapters; set model.lora.target_modules to layer names"
         )
     return large or list(linear)
 

@@ -1,7 +1,7 @@
 """Plan of one epoch: the bucket and samples of each step, and the run's position after the step.
 
 A plan is a pure function of the samples in each shard, the batch sizes, the options, the costs, the number of ranks
-and the cursor. It stores the prefix sums of the shards' sample counts; steps are computed on request.
+and the cursor. It stores the prefix sums of the shards' sample counts; steps are computed on demand.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class PlanOptions:
 
     seed: int = option(0, help="Seed for the sample order.", minimum=0, maximum=(1 << 63) - 1)
     shuffle: Shuffle = option(
-        "window", help="Extent of shuffling: nothing, only shards, or also the samples within windows of shards."
+        "window", help="What to shuffle: nothing, only the shards, or also the samples within windows of shards."
     )
     window: int = option(16, help="Number of shards per shuffle window.", minimum=1, maximum=1 << 20)
     tail: Tail = option(

@@ -46,7 +46,7 @@ class Track:
 
 
 class EpochOrder:
-    """Order of the remaining steps in an epoch, computed on request.
+    """Order of the remaining steps in an epoch, computed on demand.
 
     Memory use is proportional to the number of tracks.
     """

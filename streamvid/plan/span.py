@@ -82,7 +82,7 @@ class BucketSpan:
 
     @property
     def length(self) -> int:
-        """Number of samples in the epoch's own block."""
+        """Number of samples in the epoch's block of the stream."""
         return self.end - self.start
 
     @property

@@ -38,7 +38,7 @@ class StorageOptions:
     )
     connect_seconds: float = option(5.0, help="Connection timeout in seconds.", flag="", maximum=86400)
     stall_seconds: float = option(
-        10.0, help="Seconds without data after which a request is repeated.", flag="", maximum=86400
+        10.0, help="Seconds without data after which a request is retried.", flag="", maximum=86400
     )
     max_requests: int = option(
         128, help="Maximum number of concurrent requests per machine.", flag="", minimum=1, maximum=1 << 30

@@ -107,7 +107,7 @@ def _encode_share(config: TrainConfig, share: Share, num_cpus: int) -> EncodeRes
 
 
 def source_of(config: TrainConfig) -> ByShard:
-    """Open the dataset to encode. Raises ConfigError for several datasets or for a dataset that contains only texts."""
+    """Open the dataset to encode. Raises ConfigError for several datasets or for a dataset that contains only text."""
     sources = open_configs(config.data.dataset, Stores.of(config.data.storage))
     options = loader_options(config, sources)
     return ByShard.of(sources, options | {"output": without_ledger(options)})

@@ -79,7 +79,7 @@ def _mpeg4_order(group: list[Packet[VideoStream]], _stream: VideoStream) -> list
 
 
 def _h264_order(group: list[Packet[VideoStream]], stream: VideoStream) -> list[int]:
-    """Return the display order, which follows the picture order counts that FFmpeg's filter reads.
+    """Return the display order, which follows the picture order counts that FFmpeg's dts2pts filter reads.
 
     These counts can be compared only within a coded sequence.
     """

@@ -189,7 +189,8 @@ def test_ratios_are_bounded_or_evenly_spaced() -> None:
 
 def test_frame_rules_and_models_are_enforced() -> None:
     with pytest.raises(
-        ConfigError, match=r"832x480-80f: 80 frames do not follow the rule 4k\+1; nearest allowed: 77 and 81"
+        ConfigError,
+        match=r"832x480-80f: a count of 80 frames does not follow the rule 4k\+1; nearest allowed: 77 and 81",
     ):
         BucketConfig(buckets=parse_buckets("832x480@80"), frame_rule=FrameRule(4))
     config = load_bucket_config("wan2.1-480p")
@@ -215,8 +216,8 @@ def test_frame_rules_and_models_are_enforced() -> None:
         ("{max_pixels: 1000}", "max_pixels with neither num_frames nor max_frames"),
         ("{height: 480, max_frames: 81}", "height=480 requires width; set both for one fixed size, or max_pixels"),
         ("{height: 480, width: 830, max_frames: 81}", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
-        ("{height: 480, width: 832, max_frames: 80}", r"max_frames: 80 frames do not follow the rule 4k\+1"),
-        ("{buckets: [832x480@2], frame_rule: 4k+3}", r"do not follow the rule 4k\+3; nearest allowed: 3$"),
+        ("{height: 480, width: 832, max_frames: 80}", r"max_frames: a count of 80 frames does not follow the rule 4k\+1"),
+        ("{buckets: [832x480@2], frame_rule: 4k+3}", r"does not follow the rule 4k\+3; nearest allowed: 3$"),
         ("{probabilities: opensora-v2}", "bucket_config keeps no clips: it is empty; add a resolution"),
         ("{buckets: [832x480@81], max_frames: 81}", "max_frames=81 cannot be combined with buckets"),
         ("{buckets: [832x480@81], min_ar: 0.5}", "min_ar cannot be combined with buckets"),

@@ -25,7 +25,11 @@ MOCHI = ModelRule("mochi", FrameRule(6), 16, Fraction(30), vae_time=6)
 @pytest.mark.parametrize(
     ("model", "bucket", "message"),
     [
-        (WAN, "832x480@80", r"bucket 832x480-80f for wan2.1: 80 frames do not follow the rule 4k\+1.*77 and 81"),
+        (
+            WAN,
+            "832x480@80",
+            r"bucket 832x480-80f for wan2.1: a count of 80 frames does not follow the rule 4k\+1.*77 and 81",
+        ),
         (WAN, "832x472@81", "height=472 is not a multiple of 16; nearest allowed: 464 and 480"),
         (MOCHI, "848x480@81", r"the rule 6k\+1; nearest allowed: 79 and 85"),
         (

@@ -105,7 +105,9 @@ def test_max_tokens_gives_batch_sizes_with_the_models_own_tokens() -> None:
 def test_a_configuration_that_its_model_does_not_support_is_refused(tmp_path: Path) -> None:
     text = presets.preset_text("wan2.1-480p").replace("832x480@81,\n", "832x480@80,\n")
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"832x480-80f for wan2.1: 80 frames do not follow the rule 4k\+1.*77 and 81"):
+    with pytest.raises(
+        ConfigError, match=r"832x480-80f for wan2.1: a count of 80 frames does not follow the rule 4k\+1.*77 and 81"
+    ):
         presets.load_preset(tmp_path / "mine.yaml")
     (tmp_path / "mine.yaml").write_text(presets.preset_text("wan2.1-480p").replace("624x624@81]", "640x640@81]"))
     with pytest.raises(ConfigError, match="no bucket matches '640x640@81'"):

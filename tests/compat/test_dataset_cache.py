@@ -203,7 +203,8 @@ def test_the_clip_is_chosen_among_the_keys(
 def test_invalid_sizes_are_named_like_the_flags(videos: Path) -> None:
     """DiffSynth accepts 80 frames unchecked, and ignores a height without a width."""
     with pytest.raises(
-        ConfigError, match="num_frames: 80 frames do not follow the rule 4k\\+1; nearest allowed: 77 and 81"
+        ConfigError,
+        match="num_frames: a count of 80 frames does not follow the rule 4k\\+1; nearest allowed: 77 and 81",
     ):
         options_of(videos, num_frames=80)
     with pytest.raises(ConfigError, match="--height is 64, but --width is not given"):

@@ -190,7 +190,7 @@ def test_datasets_without_audio_are_refused(dataset: Path, tmp_path: Path) -> No
         open_loader(dataset, features=features, output=OUTPUT)
     texts = write_rows(tmp_path / "texts.csv", [{"caption": f"number {number}"} for number in range(4)])
     shard(texts, tmp_path / "texts", shard_options(clips="text", workers=1, caption_column="caption"))
-    with pytest.raises(ConfigError, match="contain only texts, which have no audio"):
+    with pytest.raises(ConfigError, match="contain only text, which has no audio"):
         open_loader(tmp_path / "texts", output=OUTPUT)
     with open_loader([tmp_path / "texts", dataset], output=OUTPUT) as loader:
         assert {("audio" in batch) for batch in loader if not batch.bucket.is_text} == {True}

@@ -154,7 +154,7 @@ def test_a_rule_is_checked_when_the_dataset_is_created(tmp_path: Path) -> None:
         shard_options(bucket_config="wan2.1-480p", fps=24)
     with pytest.raises(ConfigError, match="their own rates"):
         shard_options(bucket_config=BucketConfig(buckets=parse_buckets("96x64@5"), model=RULE))
-    with pytest.raises(ConfigError, match=r"96x64-8f for ours: 8 frames do not follow the rule 4k\+1"):
+    with pytest.raises(ConfigError, match=r"96x64-8f for ours: a count of 8 frames does not follow the rule 4k\+1"):
         BucketConfig(buckets=parse_buckets("96x64@8"), model=RULE)
     assert shard_options(bucket_config="opensora2-256", fps=16).frame_rate.fps == 16
     assert shard_options(bucket_config="wan2.1-480p", clips="native").rate == 16

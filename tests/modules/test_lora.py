@@ -398,7 +398,7 @@ def test_layers_are_chosen_by_size_within_blocks_and_logged(caplog: pytest.LogCa
     mixed.blocks[1].attention.k = nn.Linear(512, 600)
     mixed.blocks[1].attention.v = nn.Linear(511, 600)
     assert list(lora.choose_targets(mixed, "")) == ["blocks.1.attention.k"]
-    with pytest.raises(ConfigError, match="no list of blocks has a linear layer"):
+    with pytest.raises(ConfigError, match="no ModuleList of the model has a linear layer"):
         lora.choose_targets(modules.build(depth=1).dit, "")
     with caplog.at_level(logging.INFO):
         adapted(target_modules="")

@@ -275,7 +275,7 @@ def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
         ({"resolution": ("256px",), "num_frames": (17,), "min_ar": 3.0}, "256px has no ratio from min_ar=3"),
         (
             {"resolution": ("256px",), "num_frames": (18,), "frame_rule": "4k+1"},
-            r"18 frames do not follow the rule 4k\+1",
+            r"a count of 18 frames does not follow the rule 4k\+1",
         ),
         ({"resolution": ("256px",), "num_frames": (17,), "assign": "some"}, "assign='some'"),
         ({"resolution": ("256px",), "num_frames": (17,), "policy": {"crop": 1}}, "policy has no field 'crop'"),

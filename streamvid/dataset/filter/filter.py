@@ -219,7 +219,7 @@ class CountCache:
             counts = np.frombuffer(body[len(self.header) :], "<i8").astype(np.int64)
             if ((counts >= 0) & (counts <= most)).all():
                 return counts
-        _log.warning("the filter's counts in %s are damaged; scanning the index again", self.path)
+        _log.warning("the file %s with the filter's counts is damaged; scanning the index again", self.path)
         return None
 
     def write(self, counts: npt.NDArray[np.int64]) -> None:

@@ -58,8 +58,9 @@ class DatasetRef:
         if "://" not in text and (_exists(text) or not _exists(match["url"])):
             if text != match["url"] and all(_exists(f"{path}/{MANIFEST}") for path in (text, match["url"])):
                 raise ConfigError(
-                    f"dataset {text!r} is ambiguous: it is a folder with a dataset, but can also mean a version or a "
-                    f"view of the dataset {match['url']!r}; write {text + '/'!r} for the folder, or rename the folder"
+                    f"dataset {text!r} is ambiguous: it names a folder that contains a dataset, but could also refer to "
+                    f"a version or a view of the dataset {match['url']!r}; write {text + '/'!r} for the folder, or "
+                    "rename the folder"
                 )
             return DatasetRef(text)
         return DatasetRef(match["url"], match["version"], match["view"])

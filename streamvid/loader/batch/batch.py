@@ -169,8 +169,8 @@ class Batch(Mapping[str, Any]):
         video, (low, high) = self.video if medium is None else self.media[medium], range
         if video.dtype.is_floating_point:
             raise ConfigError(
-                f"medium={medium!r} is audio, which cannot be normalized because its values are already between -1 "
-                f"and 1; use batch.media[{medium!r}]"
+                f"medium={medium!r} is audio, which needs no normalization: its values are already between -1 and "
+                f"1; use batch.media[{medium!r}]"
             )
         exact = torch.float32 if video.device.type == "mps" else torch.float64
         offset, scale = torch.full((), low, dtype=exact, device=video.device), (high - low) / 255.0

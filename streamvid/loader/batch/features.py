@@ -195,7 +195,7 @@ def with_features(
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:
-        raise ConfigError("features: all datasets contain only texts, which have no features; leave features out")
+        raise ConfigError("features: all datasets contain only text, which has no features; leave features out")
     for other in found:
         _check_alike(found[0], other)
     _check_names(found[0], columns)

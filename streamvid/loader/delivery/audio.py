@@ -86,7 +86,7 @@ def _check(mix: Mix, view: ViewOptions, options: AudioOptions, *, is_decoded: bo
         )
     pictured = [part for part in mix.parts if part.dataset.manifest.clips != "text"]
     if not pictured:
-        raise ConfigError("output.audio: the datasets contain only texts, which have no audio; leave output.audio out")
+        raise ConfigError("output.audio: the datasets contain only text, which has no audio; leave output.audio out")
     if not options.stretch:
         _check_view(pictured, view)
     for part in pictured:

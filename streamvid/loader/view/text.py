@@ -122,7 +122,7 @@ class TextOptions:
     )
     prefix: str = option("", help="Text to insert before the caption.")
     dropout: float = option(
-        0.0, help="Probability that a sample is delivered with an empty text.", minimum=0.0, maximum=1.0
+        0.0, help="Probability that a sample is delivered with an empty caption.", minimum=0.0, maximum=1.0
     )
     part_dropout: float = option(
         0.0, help="Probability that each {? ...} part of the template is omitted.", minimum=0.0, maximum=1.0

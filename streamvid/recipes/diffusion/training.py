@@ -148,7 +148,7 @@ class DiffusionTraining(nn.Module):
         if not self._has_warned_of_captions and not any(batch.text):
             self._has_warned_of_captions = True
             _log.warning(
-                "no sample in a batch (for example, %s) has a caption, so the model trains with an empty text; shard "
+                "no sample in a batch (for example, %s) has a caption, so the model trains with empty captions; shard "
                 "with captions: a .txt file next to each video, or --metadata FILE",
                 ", ".join(batch.sample_keys[:3]),
             )

@@ -44,7 +44,9 @@ class TextConfig(Options):
     package: str | None = option(
         None, help="Installed Python package that contains a text encoder; an alternative to path."
     )
-    max_tokens: int = option(256, minimum=2, help="Maximum caption length, in bytes or tokens.")
+    max_tokens: int = option(
+        256, minimum=2, help="Maximum caption length: in bytes for kind 'bytes', otherwise in tokens."
+    )
     width: int | None = option(None, minimum=2, help="Width of the text states.", shown_default="from config.json")
 
     def __post_init__(self) -> None:

@@ -72,10 +72,10 @@ class ActivationPlane:
 
 @dataclass(frozen=True)
 class Activations:
-    """Activations with and without checkpointing.
+    """Predicted sizes of a model's activations, with and without checkpointing.
 
-    stored: activations without checkpointing.
-    inputs: activations with checkpointing, which stores only the inputs of blocks.
+    stored: size without checkpointing.
+    inputs: size with checkpointing, which stores only the inputs of blocks.
     num_blocks: number of blocks that can be checkpointed.
     """
 

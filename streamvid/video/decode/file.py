@@ -73,12 +73,12 @@ def decode_pictures(
     choose: Choose | None = None,
     crop: Crop | None = None,
 ) -> PictureColor:
-    """Decode frames as `decode_into` does, but in any picture format. Return the color of the pictures.
+    """Decode frames as `decode_into` does, but in any picture format. Return the pictures' color properties.
 
     out: uint8 array of shape (T, picture.num_bytes). Each row receives one picture.
     choose: function that selects frames from the packet table; `start` and `stride` are then ignored. It returns
         len(out) ascending frame numbers, which may repeat.
-    crop: part of each frame to keep; None to keep the largest centered part.
+    crop: part of each frame to keep; None to keep the largest centered part with the picture's aspect ratio.
     """
     try:
         with open_video(source, limits) as video:

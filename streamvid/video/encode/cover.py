@@ -55,7 +55,7 @@ _LEFT_BEFORE_TURN = {
 
 @dataclass(frozen=True, slots=True)
 class ColorTags:
-    """Color tags of a picture, as ITU-T H.273 numbers. color_range is an FFmpeg number: 1 is limited, 2 is full."""
+    """Color tags of a picture, as ITU-T H.273 numbers. color_range uses FFmpeg's values: 1 is limited, 2 is full."""
 
     matrix: int
     primaries: int
