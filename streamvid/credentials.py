@@ -14,7 +14,7 @@ _NAME = r"[A-Za-z][A-Za-z0-9+.-]+"
 _STORES = r"(?:s3a?|gcs|gs|az|abfss?|hf|hdfs|oss|cos|https?|ftp|sftp|ssh|smb|file|memory)"
 #: Everything before the user name: `s3://`, `s3:/`, `a::s3://`, `s3;//`, `s3//`, `s3/` (from pathlib), `//` or nothing.
 _START = rf"(?:(?:{_NAME}[:;]+)+[/\\]+|{_STORES}[:;.]+[/\\]*|{_STORES}[/\\]+|[:;.]{{0,2}}(?<!\.)[/\\]+)"
-_AFTER_START = re.compile(rf"([\s'\"<]*{_START})(?:[^/\\:@]+:.|(?<=://)[^/\\:@]+$)", re.IGNORECASE | re.DOTALL)
+_AFTER_START = re.compile(rf"([\s'\"<]*{_START})(?:[^/\\:@]*:.|(?<=://)[^/\\:@]+$)", re.IGNORECASE | re.DOTALL)
 _PORT = re.compile(rf"(?:{_NAME}:+)*https?://[^/:@]+:\d{{2,5}}/", re.IGNORECASE)
 #: Credentials without a scheme. The user name contains a letter, and the secret is not a time. A secret that contains a
 #: slash has at least six characters.
@@ -26,8 +26,6 @@ _BARE = re.compile(
 _WORD = re.compile(r"[^\s'\"`<>|]+")
 #: Text that may precede a location within a word: the dashes of a flag, an equals sign, a comma or a bracket.
 _LEAD = re.compile(r"^-+|[=,(\[{}]")
-#: User name and password of a URL whose "@" is percent-encoded by mistake.
-_ENCODED = re.compile(r"(://[^/\s:@]+:[^/\s@]*)%40", re.IGNORECASE)
 #: Parameters of presigned URLs that grant access, with their values.
 _SIGNED = re.compile(
     r"([?&](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|AWSAccessKeyId|GoogleAccessId|sig|"
@@ -38,22 +36,20 @@ _SIGNED = re.compile(
 
 def hide_credentials(location: str) -> str:
     """Return a path or URL with any user name, password and presigned-URL signature removed."""
-    return _hide_in_word(_without_signature(location))
+    return _hide_in_word(_SIGNED.sub(r"\1", location))
 
 
 def hide_all_credentials(text: str) -> str:
     """Return a message with user names, passwords and signatures removed from every path and URL that it quotes."""
-    text = _without_signature(text)
-    return _WORD.sub(lambda word: _hide_in_word(word[0]), text) if "@" in text else text
-
-
-def _without_signature(text: str) -> str:
-    return _ENCODED.sub(r"\1@", _SIGNED.sub(r"\1", text))
+    text = _SIGNED.sub(r"\1", text)
+    return _WORD.sub(lambda word: _hide_in_word(word[0]), text) if "@" in text or "%40" in text else text
 
 
 def _hide_in_word(word: str) -> str:
     if "@" not in word:
-        return word
+        decoded = word.replace("%40", "@")  # an "@" that is percent-encoded by mistake
+        hidden = word if decoded == word else _hide_in_word(decoded)
+        return word if hidden == decoded else hidden
     last = word.rindex("@")
     for start in (0, *(lead.end() for lead in _LEAD.finditer(word, 0, last))):
         if (hidden := _hide_at_start(word[start:])) != word[start:]:

@@ -48,7 +48,11 @@ def test_signatures_of_presigned_urls_are_hidden(query: str, quote: str) -> None
 
 
 @pytest.mark.parametrize(
-    "url", [f"s3://KEY:{CANARY}%40bucket/ds", f"url=s3://KEY:{CANARY}@bucket", f"${{X}}s3://KEY:{CANARY}@bucket"]
+    "url",
+    [
+        *(f"s3://KEY:{CANARY}%40bucket/ds", f"s3://KEY:a/{CANARY}%40bucket/ds", f"s3://:{CANARY}@bucket/ds"),
+        *(f"url=s3://KEY:{CANARY}@bucket", f"${{X}}s3://KEY:{CANARY}@bucket"),
+    ],
 )
 def test_an_encoded_at_sign_or_text_before_a_url_hides_no_secret_from_the_check(url: str) -> None:
     assert CANARY not in hide_credentials(url) and CANARY not in hide_all_credentials(f"cannot open {url}")

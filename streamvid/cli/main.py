@@ -154,5 +154,6 @@ def _without_credentials(message: str) -> str:
     """
     for argument in sys.argv[1:]:
         hidden = hide_credentials(argument)
-        message = message.replace(argument, hidden) if hidden != argument else message
+        if hidden != argument:
+            message = message.replace(argument, hidden).replace(repr(argument)[1:-1], hidden)
     return hide_all_credentials(message)

@@ -15,7 +15,7 @@ from streamvid.storage.options import MAX_RANGE_BYTES, StorageOptions
 from streamvid.storage.ranges import near_spans
 from streamvid.storage.reread import MAX_READS, UNPROVEN, WrongReads
 from streamvid.storage.store import DeniedError, FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
-from streamvid.storage.url import OBJECT_SCHEMES, open_store, redact
+from streamvid.storage.url import OBJECT_SCHEMES, file_url_path, open_store, redact
 from streamvid.storage.wanted import is_wanted, wait_while_wanted, while_wanted
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "StoreStats",
     "WrongReads",
     "check_relative",
+    "file_url_path",
     "is_wanted",
     "near_spans",
     "open_store",

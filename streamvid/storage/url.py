@@ -52,11 +52,20 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
         return LocalStore(Path(url).expanduser())
     scheme = match[1].lower()
     if scheme == "file":
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost"):
+        path = file_url_path(url)
+        if path is None:
             raise StorageError(f"url {redact(url)!r} contains a host; write file URLs as file:///folder/dataset")
-        return LocalStore(Path(unquote(parts.path)))
+        return LocalStore(Path(path))
     return _open_remote(scheme, url, options or StorageOptions())
+
+
+def file_url_path(url: str) -> str | None:
+    """Return the local path in a file:// URL, or None if the URL contains a host."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # the host contains a bracket
+        return None
+    return unquote(parts.path) if parts.netloc in ("", "localhost") else None
 
 
 def _check_local(path: str) -> None:

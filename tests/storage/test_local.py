@@ -94,7 +94,9 @@ def test_file_urls_are_unquoted(tmp_path: Path) -> None:
     assert open_store(folder.as_uri()) == LocalStore(folder)
 
 
-@pytest.mark.parametrize("url", ["pipe:cat /etc/passwd", "ftp://user:secret@host/x?sig=secret", "file://host/x"])
+@pytest.mark.parametrize(
+    "url", ["pipe:cat /etc/passwd", "ftp://user:secret@host/x?sig=secret", "file://host/x", "file://[x]/y"]
+)
 def test_other_urls_are_refused_without_their_secrets(url: str) -> None:
     """SAFE-1."""
     with pytest.raises(StreamvidError) as error:

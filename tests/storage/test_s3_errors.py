@@ -237,3 +237,19 @@ def test_an_invalid_key_is_an_error_at_once(
 def test_an_s3_url_with_one_slash_is_not_a_folder() -> None:
     with pytest.raises(StorageError, match="did you mean 's3://bucket/ds'"):
         open_store("s3:/bucket/ds")
+
+
+def test_an_invalid_bucket_name_is_an_error_at_once() -> None:
+    options = StorageOptions(endpoint_url="http://127.0.0.1:9", region="us-east-1")
+    with pytest.raises(StorageError, match="the bucket name or a key is invalid"):
+        open_store("s3://b[1]/ds", options).read("manifest.json")
+
+
+def test_a_damaged_aws_config_file_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "credentials").write_text("aws_access_key_id = SECRET\n[default\n")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    options = StorageOptions(endpoint_url="http://127.0.0.1:9", region="us-east-1")
+    with pytest.raises(StorageError, match="an AWS config file cannot be parsed") as raised:
+        open_store("s3://bucket/ds", options).read("manifest.json")
+    assert "SECRET" not in str(raised.value)

@@ -58,8 +58,8 @@ class DatasetRef:
         if "://" not in text and (_exists(text) or not _exists(match["url"])):
             if text != match["url"] and all(_exists(f"{path}/{MANIFEST}") for path in (text, match["url"])):
                 raise ConfigError(
-                    f"dataset {text!r} is ambiguous: it names a folder that contains a dataset, but could also refer to "
-                    f"a version or a view of the dataset {match['url']!r}; write {text + '/'!r} for the folder, or "
+                    f"dataset {text!r} is ambiguous: it names a folder that contains a dataset, but could also refer "
+                    f"to a version or a view of the dataset {match['url']!r}; write {text + '/'!r} for the folder, or "
                     "rename the folder"
                 )
             return DatasetRef(text)

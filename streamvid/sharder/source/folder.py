@@ -7,11 +7,10 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from streamvid.dataset.tabular.columns import check_text
 from streamvid.errors import Rejected, SourceError, StorageError
-from streamvid.storage import OBJECT_SCHEMES, check_relative, redact
+from streamvid.storage import OBJECT_SCHEMES, check_relative, file_url_path, redact
 
 VIDEO_EXTENSIONS = (
     *("mp4", "m4v", "mov", "f4v", "3gp", "3g2", "mkv", "webm", "avi", "divx", "mpg", "mpeg", "vob", "m2v"),
@@ -161,10 +160,10 @@ def _strip_scheme(text: str) -> str:
             f"the path starts with {match[0]}, but only local files and s3:// URLs are supported; {remedy}",
             kind="bad-path",
         )
-    parts = urlsplit(text)
-    if parts.netloc not in ("", "localhost"):
+    path = file_url_path(text)
+    if path is None:
         raise Rejected("the file:// URL contains a host; use a URL such as file:///folder/clip.mp4", kind="bad-path")
-    return check_text(unquote(parts.path), "the path")
+    return check_text(path, "the path")
 
 
 def printable_source(value: object) -> str:

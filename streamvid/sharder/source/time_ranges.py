@@ -24,18 +24,60 @@ from streamvid.dataset.tabular.table import MetadataTable
 from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import Rejected, SourceError
 
-_STARTS = ("start", "begin", "beg", "from", "since", "in", "first", "t0", "onset", "ss")
-_ENDS = ("end", "stop", "finish", "to", "until", "out", "last", "t1", "offset", "duration", "length")
-_DURATIONS = {"duration", "length"}
+_STARTS: tuple[str, ...] = (
+    "start",
+    "begin",
+    "beginning",
+    "beg",
+    "from",
+    "since",
+    "in",
+    "first",
+    "t0",
+    "ts0",
+    "onset",
+    "offset",
+    "ss",
+)
+_STARTS += ("time", "timestamp", "ts")
+_ENDS: tuple[str, ...] = (
+    "end",
+    "ending",
+    "stop",
+    "finish",
+    "to",
+    "until",
+    "out",
+    "last",
+    "t1",
+    "ts1",
+    "offset",
+    "duration",
+    "dur",
+)
+_ENDS += ("length",)
+_DURATIONS = {"duration", "dur", "length"}
 _GLUED = re.compile(r"(?<![a-z0-9])(t|time|frame|clip)(start|begin|end|stop)(?![a-z0-9])")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
 """Pairs of words that denote time ranges regardless of the values, if the column names contain no unusual words."""
 _USUAL = {"clip", "segment", "scene", "shot", "span", "time", "timestamp", "t", "frame", "frames", "idx", "index"}
 _USUAL |= {"sec", "secs", "second", "seconds", "s", "ms"}
-_RANGES = re.compile(
-    r"(?:timestamp|time|time_?range|range|clip_range|seg(?:ment)?|interval|(?:time_?)?span|start_end|(?:time_?)?window|"
-    r"sub_?clip|trim|bound|excerpt|portion)s?"
-)
+_RANGES = {"timestamp", "time", "timerange", "range", "seg", "segment", "interval", "span", "timespan", "window"}
+_RANGES |= {
+    "subclip",
+    "trim",
+    "bound",
+    "boundary",
+    "boundarie",
+    "excerpt",
+    "portion",
+    "period",
+    "slice",
+    "tc",
+    "timecode",
+}
+_BESIDE = _USUAL | {"start", "end", "duration", "crop", "cut", "video"}
+"""Words in names of columns with ranges: at least one of _RANGES, in the singular, and otherwise only _BESIDE."""
 _PARTS = re.compile(r"(?:clip|cut|scene|shot|event|moment)s?(?:_(?:times?|timestamps?))?")
 """Names of columns that may contain time ranges, but may also contain file names or other lists."""
 #: Text of a list with at least two items. Dates and single times do not match, because they are not ranges.
@@ -186,10 +228,16 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
         if is_certain or _most_cells(table, pair, partial(_are_times, has_duration=_is_duration(last))):
             raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} seem to contain time ranges, so {_REMEDY}")
     for plain, name in names.items():
-        is_range = _RANGES.fullmatch(plain) and _most_cells(table, (name,), lambda cells: _is_range(cells[0]))
+        is_range = _names_ranges(plain) and _most_cells(table, (name,), lambda cells: _is_range(cells[0]))
         test = _are_times if _PARTS.fullmatch(plain) else _are_clear
         if is_range or _most_cells(table, (name,), test):
             raise SourceError(f"column {name!r} seems to contain time ranges, so {_REMEDY}")
+
+
+def _names_ranges(plain: str) -> bool:
+    """Return True if a column's name suggests that each cell contains ranges, as "segment_times" and "start_end" do."""
+    words = {word.removesuffix("s") for word in plain.split("_")} | {"t"}
+    return plain in ("start_end", "ts") or (not words.isdisjoint(_RANGES) and words <= _RANGES | _BESIDE)
 
 
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
@@ -204,7 +252,7 @@ def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
         for (name, words), (other, others) in product(starts.items(), ends.items()):
             rests = _without(first, words), _without(last, others)
             is_equal, is_usual = rests[0] == rests[1], _USUAL.issuperset(chain(*rests))
-            if is_equal or is_usual:
+            if (is_equal or is_usual) and name != other:
                 yield name, other, (first, last) in _CERTAIN and is_equal and is_usual
 
 

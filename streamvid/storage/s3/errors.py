@@ -69,6 +69,10 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
             f"the profile {options.profile!r} is not in the AWS config files",
             hint="Check profile (AWS_PROFILE), ~/.aws/config and ~/.aws/credentials",
         )
+    if names & {"ConfigParseError", "InvalidConfigError"}:
+        return RequestError("an AWS config file cannot be parsed", hint="Check ~/.aws/config and ~/.aws/credentials")
+    if "ParamValidationError" in names:
+        return RequestError("the bucket name or a key is invalid", hint="Check the URL")
     if isinstance(error, FileNotFoundError):
         return RequestError("no such object", "absent")
     if isinstance(error, ImportError):
