@@ -133,7 +133,7 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
 def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[str, object]:
     """Return the TrainConfig options that select the data, as a mapping from dotted names to values.
 
-    If the data is not sharded yet, shard it first.
+    Data that is not sharded yet is sharded first.
 
     config: configuration of the run without these options.
 

@@ -52,7 +52,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
             "is damaged or was edited. Copy the file again"
         )
     if type(found) is not int or found != version:
-        raise DatasetError(f"format_version {found!r}: must be {version}; copy the file again")
+        raise DatasetError(f"format_version={found!r}: must be {version}; the file is damaged, so copy it again")
     return value
 
 

@@ -87,8 +87,8 @@ class StorageOptions:
             if not unknown:
                 raise
             raise ConfigError(
-                f"{error}. Keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or an "
-                "IAM role"
+                f"{error}. Credentials are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files "
+                "or an IAM role"
             ) from None
 
 

@@ -84,7 +84,8 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
     if "?" in rest or "#" in rest or re.search("[@:]", rest.removeprefix("//").split("/")[0]):
         raise StorageError(
             f"url {redact(url)!r} must consist of a bucket and a path; remove its port, query, fragment or user "
-            "name. Keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or an IAM role"
+            "name. Credentials are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or an "
+            "IAM role"
         )
     bucket, _, path = rest.removeprefix("//").rstrip("/").partition("/")
     if not bucket or (path and not _is_path(path)):

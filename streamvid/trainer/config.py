@@ -80,7 +80,7 @@ class EvalConfig(Options):
     )
 
     def read_prompts(self) -> list[str]:
-        """Return the prompts for generated videos. The result is empty if the captions of held-out clips are used.
+        """Return the prompts for generated videos. The result is empty if captions of held-out clips are used instead.
 
         Raises ConfigError if the prompts cannot be read.
         """

@@ -164,7 +164,7 @@ class ClipIndex:
 
     @property
     def num_bytes(self) -> int:
-        """End offset of the last packet in bytes, which is the minimum size of the clip."""
+        """End offset, in bytes, of the last packet. A valid clip is at least this large."""
         return self.facts.num_bytes
 
     @property

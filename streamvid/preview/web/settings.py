@@ -70,7 +70,7 @@ def row_query(values: Values) -> RowQuery:
 
 @dataclass(frozen=True)
 class ViewQuery:
-    """Visit of a sample, and the loader settings for this visit."""
+    """Visit to a sample, and the loader settings for this visit."""
 
     visit: int
     settings: ViewSettings

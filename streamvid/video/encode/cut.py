@@ -198,7 +198,7 @@ class _Writer:
     def write(
         self, packet: Packet[VideoStream], time: int, decode_time: int, duration: int, *, is_key: bool, core: int
     ) -> None:
-        """Append a packet. `core` is the version of x264 that decoders must know; 0 if they do not need it."""
+        """Append a packet. `core` is the x264 version to pass on to decoders; 0 if they do not need it."""
         if core and not h264.x264_core(memoryview(packet), self._header):
             content = h264.x264_message(core, self._header) + bytes(packet)
             packet = cast("Packet[VideoStream]", type(packet)(len(content)))
