@@ -68,7 +68,7 @@ def test_invalid_arguments_are_usage_errors(tmp_path: Path) -> None:
     ):
         assert run(*given_arguments).returncode == 2
     done = run("--reference", str(tmp_path / "none.json"))
-    assert done.returncode == 2 and "--update writes it" in done.stderr
+    assert done.returncode == 2 and "run with --update to write it" in done.stderr
 
 
 def test_the_reference_records_its_environment() -> None:

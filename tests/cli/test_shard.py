@@ -258,7 +258,7 @@ def test_a_size_may_have_a_unit_and_a_space(tiny: Tiny, tmp_path: Path) -> None:
     ],
     ids=["missing", "empty", "all rejected", "no metadata"],
 )
-def test_a_source_without_samples_is_exit_code_1(tmp_path: Path, make: Any, says: str) -> None:
+def test_a_source_without_clips_gives_exit_code_1(tmp_path: Path, make: Any, says: str) -> None:
     make(tmp_path / "source")
     done = run_streamvid("shard", tmp_path / "source", tmp_path / "ds", check=False)
     assert done.returncode == 1 and "samples" not in done.stdout

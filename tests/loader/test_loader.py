@@ -270,7 +270,7 @@ def test_a_missing_dataset_or_split_is_an_error(tmp_path: Path, dataset: Path) -
 
 def test_a_plan_without_a_step_is_an_error_with_remedies(dataset: Path) -> None:
     """PLAN-4: the error gives the number of samples and suggests tail='pad'."""
-    with pytest.raises(PlanError, match=r"11 sample.*tail='pad'"):
+    with pytest.raises(PlanError, match=r"11 of the 100 samples.*tail='pad'"):
         open_loader(dataset, batch_size=100)
     with open_loader(dataset, batch_size=100, tail="pad") as loader:
         assert len(loader) == 2

@@ -375,7 +375,7 @@ def test_a_prefix_is_removed_only_at_the_start_and_never_merges_names() -> None:
     assert saving.remove_prefix(state, "pipe.dit.").keys() == {"a", "refiner.pipe.dit.b"}
     assert saving.remove_prefix(state, "").keys() == state.keys()
     with pytest.raises(
-        ConfigError, match=r"without this prefix pipe\.dit\.a would have the same name as another tensor"
+        ConfigError, match=r"without this prefix, pipe\.dit\.a would have the same name as another tensor"
     ):
         saving.remove_prefix({**state, "a": torch.zeros(1)}, "pipe.dit.")
 
