@@ -76,7 +76,7 @@ def test_the_rate_must_match_the_model() -> None:
         ({"vae_time": 0}, "vae_time=0: must be an integer from 1 to 256"),
         ({"patch_space": True}, "patch_space=True"),
         ({"max_num_frames": 0}, "max_num_frames=0"),
-        ({"fps": Fraction(0)}, "fps=0: must be above 0"),
+        ({"fps": Fraction(0)}, "fps=0: must be a number above 0"),
         ({"fps": Fraction(16), "max_fps": Fraction(24)}, "fps=16 with max_fps=24: set only one"),
     ],
 )
