@@ -35,6 +35,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return _PLACEHOLDER.sub(lambda match: _FILLERS[match["kind"]](match["name"]), markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Remove the backslashes that keep vertical bars from dividing table cells; within code they would be shown."""
+    return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
+
+
 def _options(name: str) -> str:
     cls = _named(name)
     types = option_types(cls)
