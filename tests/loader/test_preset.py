@@ -88,7 +88,7 @@ def test_one_set_of_shards_serves_every_model_whose_rule_it_follows(sealed: Path
         (replace(RULE, fps=None, max_fps=Fraction(8)), "ours accepts at most 8 frames per second; shard with --fps 8"),
         (
             replace(RULE, frame_rule=FrameRule(8)),
-            r"bucket 96x64-5f for ours: 5 frames.* 8k\+1; nearest allowed: 1 and 9",
+            r"bucket 96x64-5f for ours: a count of 5 frames.* 8k\+1; nearest allowed: 1 and 9",
         ),
         (replace(RULE, multiple=64), "width=96 is not a multiple of 64; nearest allowed: 64 and 128"),
         (replace(RULE, max_num_frames=5), "bucket 96x64-9f for ours has 9 frames; at most 5 are allowed"),
