@@ -279,7 +279,13 @@ KOALA = "['0:00:25.525', '0:00:30.530']"
         *({"tstart": "0:01", "tend": "0:02"}, {"since": 1, "until": 2}, {"start_time": 1, "end_sec": 2}),
         *({"timestamp": 0.5, "duration": 2}, {"time": "0:01", "duration": "0:02"}, {"ts0": 0, "ts1": 2.5}),
         *({"clip_offset": 0.5, "clip_duration": 2}, {"start": 1, "dur": 2}, {"beginning": 0, "ending": 1.5}),
-        *({"segment_times": "[1.0, 2.5]"}, {"start_end_time": "[0, 4]"}, {"scene_bounds": "1.5-3"}, {"ts": "[0, 2]"}),
+        *(
+            {"interval_s": "[0, 2]"},
+            {"segment_times": "[1.0, 2.5]"},
+            {"start_end_time": "[0, 4]"},
+            {"scene_bounds": "1.5-3"},
+            {"ts": "[0, 2]"},
+        ),
         *({"window": "[0.5, 2.0]"}, {"trim": "(1, 2)"}, {"bounds": "1 - 3.5"}, {"subclips": "[[0, 4], [7, 9]]"}),
         *({"timestamp": "0.5, 2.0"}, {"span": "1 3.5"}, {"ts": "0:00:00.5-0:00:02"}, {"part": KOALA}),
         *(

@@ -24,38 +24,10 @@ from streamvid.dataset.tabular.table import MetadataTable
 from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import Rejected, SourceError
 
-_STARTS: tuple[str, ...] = (
-    "start",
-    "begin",
-    "beginning",
-    "beg",
-    "from",
-    "since",
-    "in",
-    "first",
-    "t0",
-    "ts0",
-    "onset",
-    "offset",
-    "ss",
-)
-_STARTS += ("time", "timestamp", "ts")
-_ENDS: tuple[str, ...] = (
-    "end",
-    "ending",
-    "stop",
-    "finish",
-    "to",
-    "until",
-    "out",
-    "last",
-    "t1",
-    "ts1",
-    "offset",
-    "duration",
-    "dur",
-)
-_ENDS += ("length",)
+_STARTS: tuple[str, ...] = ("start", "begin", "beginning", "beg", "from", "since", "in", "first", "t0", "ts0", "onset")
+_STARTS += ("offset", "ss", "time", "timestamp", "ts")
+_ENDS: tuple[str, ...] = ("end", "ending", "stop", "finish", "to", "until", "out", "last", "t1", "ts1", "offset")
+_ENDS += ("duration", "dur", "length")
 _DURATIONS = {"duration", "dur", "length"}
 _GLUED = re.compile(r"(?<![a-z0-9])(t|time|frame|clip)(start|begin|end|stop)(?![a-z0-9])")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
@@ -127,7 +99,7 @@ class TimeColumns:
     def ranges(self, cells: Sequence[object]) -> list[TimeRange]:
         """Return the ranges of a row; see `parse_ranges`.
 
-        The second column contains durations if its name contains the word "duration" or "length".
+        The second column contains durations if its name contains a word such as "duration".
         """
         if not self.names:
             return []
@@ -236,7 +208,7 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
 
 def _names_ranges(plain: str) -> bool:
     """Return True if a column's name suggests that each cell contains ranges, as "segment_times" and "start_end" do."""
-    words = {word.removesuffix("s") for word in plain.split("_")} | {"t"}
+    words = {word if word in _BESIDE else word.removesuffix("s") for word in plain.split("_")}
     return plain in ("start_end", "ts") or (not words.isdisjoint(_RANGES) and words <= _RANGES | _BESIDE)
 
 
