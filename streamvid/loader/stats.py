@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
 from itertools import accumulate
 from time import perf_counter
 from typing import Any
@@ -39,13 +38,17 @@ class BatchStats:
         """Return the sum of these statistics and `other` or, with sign=-1, the difference."""
         return BatchStats(*(getattr(self, name) + sign * getattr(other, name) for name in _BATCH_FIELDS))
 
-    def add_sample(self, sample: BatchStats) -> None:
-        """Add one sample's statistics, which contain no waits. This method is four times as fast as `plus`."""
-        self.fetch_seconds += sample.fetch_seconds
-        self.decode_seconds += sample.decode_seconds
-        self.num_bytes_fetched += sample.num_bytes_fetched
-        self.num_retries += sample.num_retries
-        self.num_substituted += sample.num_substituted
+    def add(self, other: BatchStats) -> None:
+        """Add `other` to these statistics. This method is several times as fast as `plus`."""
+        self.fetch_seconds += other.fetch_seconds
+        self.decode_seconds += other.decode_seconds
+        self.num_bytes_fetched += other.num_bytes_fetched
+        self.num_retries += other.num_retries
+        self.num_substituted += other.num_substituted
+        self.store_wait_seconds += other.store_wait_seconds
+        self.decode_wait_seconds += other.decode_wait_seconds
+        self.memory_wait_seconds += other.memory_wait_seconds
+        self.prepare_wait_seconds += other.prepare_wait_seconds
 
 
 _BATCH_FIELDS = tuple(one.name for one in fields(BatchStats))
@@ -180,53 +183,73 @@ def _finite(seconds: float) -> float | None:
 _SUMS = ("num_steps", "num_samples", "seconds", "wait_seconds", "batch_seconds", "queue_depth_sum")
 
 
-def _class_of(wait_seconds: float) -> tuple[int, ...]:
-    return _counts(bisect_left(WAIT_BOUNDS, wait_seconds))
-
-
-@cache
-def _counts(place: int) -> tuple[int, ...]:
-    return tuple(int(number == place) for number in range(len(WAIT_BOUNDS) + 1))
-
-
 class StatsMeter:
-    """Running totals of batch statistics, updated as batches are handed over. Not thread-safe."""
+    """Running totals of batch statistics, updated as batches are handed over. Not thread-safe.
+
+    num_steps: number of batches so far.
+    """
 
     def __init__(self, resources: Resources | None = None) -> None:
-        self._total = LoaderStats(resources=resources)
+        self._resources = resources
+        self._work, self._wait_counts = BatchStats(), [0] * (len(WAIT_BOUNDS) + 1)
+        self.num_steps = self._num_samples = self._queue_depth_sum = 0
+        self._wait_seconds = self._batch_seconds = 0.0
         self._start = self._handed_over = 0.0
+        self._last: tuple[BatchStats, int, float, float, float, int] | None = None
 
     def add(
         self, work: BatchStats, num_samples: int, *, wait_seconds: float, batch_seconds: float, queue_depth: int
     ) -> None:
         """Add a batch that is being handed over. See LoaderStats for the arguments."""
+        # In place: a new LoaderStats for each batch would take most of the time of the handover.
         now = perf_counter()
-        if not self._total.num_steps:
+        if not self.num_steps:
             self._start = self._handed_over = now - wait_seconds
-        last = LoaderStats(
+        self._last = (work, num_samples, now - self._handed_over, wait_seconds, batch_seconds, queue_depth)
+        self._handed_over = now
+        self.num_steps += 1
+        self._num_samples += num_samples
+        self._wait_seconds += wait_seconds
+        self._batch_seconds += batch_seconds
+        self._queue_depth_sum += queue_depth
+        self._wait_counts[bisect_left(WAIT_BOUNDS, wait_seconds)] += 1
+        self._work.add(work)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first batch was requested."""
+        return perf_counter() - self._start if self.num_steps else 0.0
+
+    def stats(self) -> LoaderStats:
+        """Return the statistics so far."""
+        last = self._last_stats()
+        return LoaderStats(
+            num_steps=self.num_steps,
+            num_samples=self._num_samples,
+            seconds=self.seconds,
+            wait_seconds=self._wait_seconds,
+            batch_seconds=self._batch_seconds,
+            work=replace(self._work),
+            queue_depth=0 if last is None else last.queue_depth,
+            queue_depth_sum=self._queue_depth_sum,
+            last=last,
+            wait_counts=tuple(self._wait_counts),
+            resources=self._resources,
+        )
+
+    def _last_stats(self) -> LoaderStats | None:
+        if self._last is None:
+            return None
+        work, num_samples, seconds, wait_seconds, batch_seconds, queue_depth = self._last
+        place = bisect_left(WAIT_BOUNDS, wait_seconds)
+        return LoaderStats(
             num_steps=1,
             num_samples=num_samples,
-            seconds=now - self._handed_over,
+            seconds=seconds,
             wait_seconds=wait_seconds,
             batch_seconds=batch_seconds,
             work=work,
             queue_depth=queue_depth,
             queue_depth_sum=queue_depth,
-            wait_counts=_class_of(wait_seconds),
+            wait_counts=tuple(int(number == place) for number in range(len(self._wait_counts))),
         )
-        self._total = replace(self._total.plus(last), queue_depth=queue_depth, last=last)
-        self._handed_over = now
-
-    @property
-    def num_steps(self) -> int:
-        """Number of batches so far."""
-        return self._total.num_steps
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the first batch was requested."""
-        return perf_counter() - self._start if self._total.num_steps else 0.0
-
-    def stats(self) -> LoaderStats:
-        """Return the statistics so far."""
-        return replace(self._total, seconds=self.seconds)

@@ -7,7 +7,7 @@ import pickle
 import shutil
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -154,6 +154,26 @@ def test_a_full_ring_waits_then_names_the_remedies(dataset: Path) -> None:
             _ = list(loader)
         kept = [batch.clone() for batch in loader]
         assert len(kept) > 9
+
+
+def test_a_caller_may_hold_most_of_a_deep_ring(dataset: Path) -> None:
+    """PLAN-4, BATCH-1: the feeder fills a deep ring several batches at a time, but never waits for batches in use."""
+
+    def received(num_held: int) -> list[list[str]]:
+        """Return the keys that a caller receives which holds the last `num_held` batches."""
+        held: deque[streamvid.Batch] = deque(maxlen=num_held)
+        found, most = [], 0
+        with open_loader(dataset, num_epochs=2, num_workers=1, limits={"prefetch_bytes": 1 << 22}) as loader:
+            for batch in loader:
+                held.append(batch)
+                found.append(batch.sample_keys)
+                most = max(most, loader.stats().ring_batches)
+        assert most > 24
+        return found
+
+    alone = received(0)
+    assert len(alone) == 46
+    assert received(8) == received(24) == alone
 
 
 @pytest.mark.slow

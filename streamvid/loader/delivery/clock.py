@@ -1,7 +1,8 @@
-"""Time limits for reads and decodes, after which the run fails (SAFE-1). A timeout never leads to a substitution.
+"""What the caller checks while it waits for a batch: time limits, and what holds up the batch.
 
-The caller checks the clock while it waits for a batch, and only this waiting time counts. Work that is slow while the
-caller does something else, or while the whole machine is suspended, does not end a run.
+A read or decode that exceeds its time limit fails the run (SAFE-1). A timeout never leads to a substitution. Only the
+time during which the caller waits counts. Work that is slow while the caller does something else, or while the whole
+machine is suspended, does not end a run.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from streamvid.errors import SampleError, StreamvidError, WorkerError
 from streamvid.loader.delivery.delivery import name_sample
 from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, Slot
 from streamvid.loader.mix import SampleRequest
+from streamvid.loader.stats import BatchStats
 
 _STOPPED_SECONDS = 5.0  # if a waiting caller's checks are further apart, its process was suspended
 
@@ -64,12 +67,13 @@ class Clock:
         self.heard_at = 0.0  # time of the last message from a decoder
 
     def overdue(
-        self, wait: Wait, slots: Iterable[Slot], begun_tasks: Callable[[], Mapping[int, float]]
+        self, wait: Wait, slots: Mapping[int, Slot], begun_tasks: Callable[[], Mapping[int, float]]
     ) -> Overdue | None:
         """Return the first read or decode that exceeded the limit, or else a task that no worker accepted in time.
 
         Return None if nothing is overdue.
 
+        slots: samples in flight, by number; other threads may add and remove samples.
         begun_tasks: function that returns a mapping from the id of each task in progress to the task's start time.
         """
         if self._limit_seconds is None:
@@ -83,7 +87,7 @@ class Clock:
         queued, begun = None, begun_tasks()
         # A worker that has started a task is alive, even if it keeps the answer to an earlier one.
         heard_at = max([self.heard_at, *(start for start in begun.values() if start <= time.monotonic())])
-        for slot in slots:
+        for slot in list(slots.values()):
             stage, since = slot.at
             if stage == QUEUED and slot.number in begun:
                 stage, since = DECODING, max(since, begun[slot.number])
@@ -116,3 +120,58 @@ class Clock:
             "overloaded. This loader cannot continue: create a new loader with a lower num_workers or a higher "
             "limits.sample_timeout_seconds, and load the last state. If the same sample fails every time, exclude it"
         )
+
+
+_DECODER_STAGES = (QUEUED, DECODING)
+
+HeldUpBy: TypeAlias = Literal["store", "decode", "memory", "prepare"]
+
+
+def held_up_by(
+    slots: Mapping[int, Slot],
+    num_decoders: int,
+    num_readers: int,
+    *,
+    reads_ahead: bool,
+    reads_index: bool,
+    lacks_memory: bool,
+) -> HeldUpBy:
+    """Return the part of the loader that holds up the next batch while the caller waits.
+
+    slots: as for `Clock.overdue`.
+    num_decoders: number of workers, at least 1.
+    reads_ahead: False if the worker processes read clips instead of decoding them.
+    reads_index: True if the feeder is reading the index.
+    lacks_memory: True if the feeder is waiting for memory.
+    """
+    if not reads_ahead:
+        num_readers = min(num_readers, num_decoders)
+    num_reading = num_decoding = 0
+    for slot in list(slots.values()):
+        stage = slot.at[0]
+        if stage == READING or (stage in _DECODER_STAGES and not reads_ahead):
+            num_reading += 1
+        elif stage in _DECODER_STAGES:
+            num_decoding += 1
+            if num_decoding == num_decoders:  # usually after a few of many
+                return "decode"
+    if num_reading >= num_readers:
+        return "store"
+    if lacks_memory:
+        return "memory"
+    if num_reading or reads_index:
+        return "store"
+    return "decode" if num_decoding else "prepare"
+
+
+def add_wait(stats: BatchStats, held_up: HeldUpBy, seconds: float) -> None:
+    """Add part of the wait for a batch to the batch's statistics."""
+    match held_up:
+        case "store":
+            stats.store_wait_seconds += seconds
+        case "decode":
+            stats.decode_wait_seconds += seconds
+        case "memory":
+            stats.memory_wait_seconds += seconds
+        case "prepare":
+            stats.prepare_wait_seconds += seconds

@@ -191,4 +191,4 @@ class Slot:
             batch.deliveries[self.index] = self.delivery
             batch.substituted[self.index] = self.bad.substitution(self.delivery.key)
             self.stats.num_substituted = 0 if self.bad.is_gone else 1
-        batch.stats.add_sample(self.stats)
+        batch.stats.add(self.stats)

@@ -1,7 +1,6 @@
 """Pipeline that turns plan steps into complete batches, ahead of the caller.
 
-    feeder thread    processes batches in plan order; allocates ring memory per batch, then clip memory per sample;
-                     reads clips that are in the page cache, and passes decode tasks to the workers
+    feeder thread    processes batches in plan order, and passes their samples to the other threads (feeder.py)
     fetch threads    do the same for other clips, and find substitutes (repair.py)
     answer thread    receives the workers' answers (or decodes if num_workers=0), frees clip memory, completes batches
     keeper thread    opens and closes the workers, the other threads and the memory
@@ -23,7 +22,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,26 +29,24 @@ from queue import SimpleQueue
 
 from streamvid.dataset.versions.later import LaterVersions
 from streamvid.errors import LoaderError, RingFullError, StreamvidError, WorkerError, fresh
-from streamvid.loader.delivery.clock import Clock, Wait, where_threads_are
+from streamvid.loader.delivery.clock import Clock, HeldUpBy, Wait, add_wait, held_up_by, where_threads_are
 from streamvid.loader.delivery.decoded import DecodedDelivery
-from streamvid.loader.delivery.delivery import Delivery
+from streamvid.loader.delivery.feeder import Feeder
 from streamvid.loader.delivery.fetch import FetchThreads
 from streamvid.loader.delivery.flight import Flight, Kind
 from streamvid.loader.delivery.index_rows import IndexRows
-from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch, substitution
+from streamvid.loader.delivery.pending import PendingBatch
 from streamvid.loader.delivery.quarantine import Quarantine, Substitution
 from streamvid.loader.delivery.repair import repair_bytes
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.delivery.signals import Signals
 from streamvid.loader.delivery.stored import FeatureDelivery, StoredDelivery
-from streamvid.loader.delivery.waits import HeldUpBy, add_wait, held_up_by
 from streamvid.loader.mix import MixPart
 from streamvid.loader.options import LimitOptions
 from streamvid.loader.stats import BatchStats
-from streamvid.loader.workers.arena import ALIGN_BYTES, Arena, Block
+from streamvid.loader.workers.arena import ALIGN_BYTES, Arena
 from streamvid.loader.workers.messages import GENERATION, Answer
 from streamvid.loader.workers.pool import DecodePool, Decoder, InlineDecoder
-from streamvid.storage import while_wanted
 from streamvid.video.picture import Accuracy, Pixels
 
 _log = logging.getLogger(__name__)
@@ -100,7 +96,6 @@ class Pipeline:
         """
         self._options, self._pid = options, os.getpid()
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
-        self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
         # Plans leave out the removed samples of parts with an earlier version.
         silent = [part.number for part in parts if part.later is not None]
@@ -109,13 +104,13 @@ class Pipeline:
         self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows(later=self._later)
         self._kind = _kind(parts, self._rows, options)
         self._flight = Flight(self._signals, self._rows, self._kind, self._later)
+        self._feeder = Feeder(self._flight, self._rows, self._kind, self._later, self._clock)
+        self._ready = self._feeder.ready
         self._is_remote = any(part.is_remote for part in parts)
         self._repair_bytes = repair_bytes(parts)
         self.is_open = False
         self._runs = itertools.count(1)
-        self._ring_wait_since: float | None = None
-        self._lacks_memory = False  # the feeder is waiting for memory
-        self._feeder: threading.Thread | None = None
+        self._feeding: threading.Thread | None = None
         self._keeper = threading.Thread(target=self._keep, name="streamvid-keeper", daemon=True)
         self._end: SimpleQueue[None] = SimpleQueue()
 
@@ -168,8 +163,8 @@ class Pipeline:
         If another thread has called `stop` since then, `next_batch` raises LoaderError.
         """
         self._check(run)
-        self._feeder = threading.Thread(target=self._feed, args=(requests, run), name="streamvid-feeder", daemon=True)
-        self._feeder.start()
+        self._feeding = threading.Thread(target=self._feed, args=(requests, run), name="streamvid-feeder", daemon=True)
+        self._feeding.start()
 
     def next_batch(self, run: int) -> PendingBatch | None:
         """Return the next complete batch, or None at the end of the run. Raises the error that ended the run.
@@ -183,8 +178,10 @@ class Pipeline:
                 batch = self._ready[0]
                 if batch is None or batch.num_missing == 0:
                     if batch is not None:
-                        batch.stats = batch.stats.plus(waits)
-                    return self._ready.popleft()
+                        batch.stats.add(waits)
+                    self._ready.popleft()
+                    self._feeder.taken()
+                    return batch
             except IndexError:  # nothing yet, or another thread has ended the run
                 self._check_ring(wait.since)
             else:
@@ -199,12 +196,12 @@ class Pipeline:
     def _held_up_by(self) -> HeldUpBy:
         options = self._options
         return held_up_by(
-            list(self._flight.slots.values()),
+            self._flight.slots,
             max(1, options.num_workers),
             options.num_fetch_threads,
             reads_ahead=self._kind.reads_ahead,
             reads_index=self._clock.index_read is not None,
-            lacks_memory=self._lacks_memory,
+            lacks_memory=self._feeder.lacks_memory,
         )
 
     def count(self, batch: PendingBatch) -> None:
@@ -241,7 +238,7 @@ class Pipeline:
     def _next_run(self) -> int:
         run = self._signals.run = next(self._runs)  # no two callers get the same number, not even in two threads
         GENERATION.pack_into(self._flight.clips.view, 0, run)  # harmless if the arena is being closed
-        self._wake_feeder()
+        self._feeder.wake()
         self._signals.tell()
         return run
 
@@ -253,12 +250,12 @@ class Pipeline:
         if not self.is_open or self._is_copy:
             return self._signals.run
         run, wait, since = self._next_run(), Wait(), time.monotonic()
-        while self._feeder is not None and self._feeder.is_alive() and not self._signals.is_stuck:
+        while self._feeding is not None and self._feeding.is_alive() and not self._signals.is_stuck:
             if self._signals.is_closing and time.monotonic() - since > _STUCK_SECONDS:
                 break  # the file system hangs
             self._watch(wait)
-            self._wake_feeder()
-            self._feeder.join(0.05)
+            self._feeder.wake()
+            self._feeding.join(0.05)
         # After a failure or the close, no run will use the memory that a task may still write to.
         while self._flight.slots and self._signals.failure is None and not self._signals.is_closing:
             self._watch(wait)
@@ -359,93 +356,18 @@ class Pipeline:
         self._kind.hear(answer)
 
     def _feed(self, requests: Iterator[BatchRequest], run: int) -> None:
-        is_alive = partial(self._flight.is_alive, run)
         if self._is_remote:
-            requests = self._rows.ahead(requests, self._warmers.submit, is_alive)
-        try:
-            with while_wanted(is_alive):
-                epoch = None
-                for request in requests:
-                    if request.epoch != epoch:
-                        epoch = request.epoch
-                        self._later.begin_epoch()
-                    if not self._begin(request, run):
-                        return
-                if epoch is None:  # a loop without batches uses up what was read when the datasets were opened, too
-                    self._later.begin_epoch()
-            self._ready.append(None)
-            self._signals.tell()
-        except StreamvidError as error:
-            self._signals.fail(error)
-        except Exception as error:  # noqa: BLE001 - the caller must receive it in its own thread
-            self._signals.fail_unexpected(error)
-
-    def _begin(self, request: BatchRequest, run: int) -> bool:
-        deliveries, others, error = self._deliveries(request)
-        is_text = request.bucket.is_text
-        num_bytes = TEXT_ROW_BYTES * len(request.samples) if is_text else self._kind.ring_bytes(request, deliveries)
-        self._ring_wait_since = time.monotonic()
-        offset = self._allocate(self.ring, num_bytes, run)
-        self._ring_wait_since = None
-        if offset is None:
-            return False
-        num_missing = len(request.samples) - (len(deliveries) if is_text else 0)  # a text needs only its caption
-        room = None if is_text else self._kind.room(request)
-        block = Block(self.ring, offset)
-        batch = PendingBatch(request, deliveries, self.ring.map, block, num_missing, room, error, substituted=others)
-        self._ready.append(batch)
-        if error is not None or is_text:
-            self._signals.tell()
-            return error is None
-        return self._kind.begin(batch, partial(self._allocate, run=run), run)
-
-    def _allocate(self, arena: Arena, num_bytes: int, run: int) -> int | None:
-        while self._flight.is_alive(run):
-            offset = arena.allocate(num_bytes, _POLL_SECONDS if self._lacks_memory else 0.0)
-            self._lacks_memory = offset is None
-            if offset is not None:
-                return offset
-        self._lacks_memory = False
-        return None
-
-    def _deliveries(
-        self, request: BatchRequest
-    ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
-        """Return (deliveries, substitutions, error) for a batch.
-
-        The substitutions map slot indices to the records of removed samples. If a sample fails, `error` is its error,
-        and only the deliveries before it are returned. Otherwise, `error` is None.
-        """
-        found: list[Delivery] = []
-        others: dict[int, Substitution] = {}
-        for index, sample in enumerate(request.samples):
-            self._clock.index_read = (sample, time.monotonic())
-            try:
-                if self._flight.is_removed(sample):
-                    found.append(self._flight.prepare_other(sample, request.bucket))
-                    reason = "a later version of the dataset removed it"
-                    others[index] = substitution(sample, self._rows.key(sample), reason, found[-1].key, True)
-                else:
-                    found.append(self._flight.prepare(sample, request.bucket))
-            except StreamvidError as error:
-                return found, others, error
-            finally:
-                self._clock.index_read = None
-        return found, others, None
+            requests = self._rows.ahead(requests, self._warmers.submit, partial(self._flight.is_alive, run))
+        self._feeder.feed(requests, run)
 
     # Between the caller and the threads.
-
-    def _wake_feeder(self) -> None:
-        """Wake a feeder that waits for memory, so that the feeder can end if its run is over."""
-        self.ring.wake()
-        self._flight.clips.wake()
 
     def _watch(self, wait: Wait) -> None:
         """If a read or a task has exceeded its time limit, record the failure and kill the stuck worker."""
         flight = self._flight
         if self._signals.failure:
             return
-        overdue = self._clock.overdue(wait, list(flight.slots.values()), flight.decoder.begun)
+        overdue = self._clock.overdue(wait, flight.slots, flight.decoder.begun)
         if overdue is None:
             return
         self._signals.is_stuck = overdue.task_id is None or not flight.decoder.pids
@@ -476,7 +398,7 @@ class Pipeline:
 
         since: start of the caller's wait.
         """
-        feeder_since = self._ring_wait_since
+        feeder_since = self._feeder.ring_wait_since
         if feeder_since is None:
             return
         seconds = time.monotonic() - max(since, feeder_since)

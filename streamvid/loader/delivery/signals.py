@@ -8,6 +8,23 @@ from queue import Empty, SimpleQueue
 from streamvid.errors import LoaderError, StreamvidError
 
 
+class Bell:
+    """Wake-up signal for one waiting thread. A ring before the wait is not lost."""
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        """Wake a waiting thread."""
+        if self._rings.empty():
+            self._rings.put(None)
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Wait until `ring` is called or the timeout has passed."""
+        with contextlib.suppress(Empty):
+            self._rings.get(timeout=timeout_seconds)
+
+
 class Signals:
     """Shared state of a pipeline: the current run, the failure that ended the loader, and a wake-up signal.
 
@@ -19,20 +36,18 @@ class Signals:
 
     def __init__(self, about: str) -> None:
         self._about = about
-        self._news: SimpleQueue[None] = SimpleQueue()  # not empty whenever there is news
+        self._news = Bell()
         self.run = 0
         self.failure: StreamvidError | None = None
         self.is_closing = self.is_stuck = False
 
     def tell(self) -> None:
         """Wake a waiting thread."""
-        if self._news.empty():
-            self._news.put(None)
+        self._news.ring()
 
     def wait(self, timeout_seconds: float) -> None:
         """Wait until `tell` is called or the timeout has passed."""
-        with contextlib.suppress(Empty):
-            self._news.get(timeout=timeout_seconds)
+        self._news.wait(timeout_seconds)
 
     def fail(self, error: StreamvidError) -> None:
         """Record a failure. Every later call to the pipeline raises the first recorded failure."""
