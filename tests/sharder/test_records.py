@@ -278,7 +278,12 @@ KOALA = "['0:00:25.525', '0:00:30.530']"
         *({"start_time": 10, "duration": 2.5}, {"start_time": 1, "length": 2.5}, {"first_frame": 0, "last_frame": 20}),
         *({"tstart": "0:01", "tend": "0:02"}, {"since": 1, "until": 2}, {"start_time": 1, "end_sec": 2}),
         *({"timestamp": 0.5, "duration": 2}, {"time": "0:01", "duration": "0:02"}, {"ts0": 0, "ts1": 2.5}),
-        *({"clip_offset": 0.5, "clip_duration": 2}, {"start": 1, "dur": 2}, {"beginning": 0, "ending": 1.5}),
+        *(
+            {"clip_offset": 0.5, "clip_duration": 2},
+            {"start": 1, "dur": 2},
+            {"starts": 1, "ends": 2},
+            {"beginning": 0, "ending": 1.5},
+        ),
         *(
             {"interval_s": "[0, 2]"},
             {"segment_times": "[1.0, 2.5]"},

@@ -25,9 +25,9 @@ from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import Rejected, SourceError
 
 _STARTS: tuple[str, ...] = ("start", "begin", "beginning", "beg", "from", "since", "in", "first", "t0", "ts0", "onset")
-_STARTS += ("offset", "ss", "time", "timestamp", "ts")
+_STARTS += ("starts", "offset", "ss", "time", "timestamp", "ts")
 _ENDS: tuple[str, ...] = ("end", "ending", "stop", "finish", "to", "until", "out", "last", "t1", "ts1", "offset")
-_ENDS += ("duration", "dur", "length")
+_ENDS += ("ends", "duration", "dur", "length")
 _DURATIONS = {"duration", "dur", "length"}
 _GLUED = re.compile(r"(?<![a-z0-9])(t|time|frame|clip)(start|begin|end|stop)(?![a-z0-9])")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
