@@ -52,6 +52,55 @@ def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
 
 
+def values_of(array: pa.Array) -> Sequence[Any]:
+    """Return the values of an Arrow array as a sequence of Python objects, which are created when they are read.
+
+    Numbers, texts and binary values without nulls are read several times as fast as through pyarrow's scalars. Indices
+    must not be negative.
+    """
+    import pyarrow as pa
+
+    kind, count, first = array.type, len(array), array.offset
+    if array.null_count or not count:
+        return _Scalars(array)
+    if pa.types.is_integer(kind) or pa.types.is_float64(kind):
+        return numbers_of(array).data
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        edges = np.frombuffer(array.buffers()[1], np.int32, count + 1, first * 4).data
+        return _Binaries(edges, array.buffers()[2], is_text=pa.types.is_string(kind))
+    if pa.types.is_fixed_size_binary(kind) and kind.byte_width:
+        size = kind.byte_width
+        return _Binaries(range(first * size, (first + count) * size + 1, size), array.buffers()[1], is_text=False)
+    return _Scalars(array)
+
+
+class _Scalars(Sequence[Any]):
+    """Values of any Arrow array."""
+
+    def __init__(self, array: pa.Array) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._array[number].as_py()
+
+
+class _Binaries(Sequence[Any]):
+    """Binary values or UTF-8 texts without nulls: value i consists of bytes edges[i] to edges[i + 1] of `data`."""
+
+    def __init__(self, edges: Sequence[int] | memoryview, data: pa.Buffer | None, *, is_text: bool) -> None:
+        self._edges, self._data, self._is_text = edges, memoryview(b"" if data is None else data), is_text
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        value = self._data[self._edges[number] : self._edges[number + 1]]
+        return str(value, "utf-8") if self._is_text else value.tobytes()
+
+
 def chunk_of(table: pa.Table, name: str) -> pa.Array:
     """Return a column as one array. The caller must have combined the table's chunks."""
     column = table.column(name)

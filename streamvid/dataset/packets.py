@@ -19,7 +19,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from streamvid.dataset.arrow import chunk_of, numbers_of
+from streamvid.dataset.arrow import chunk_of, numbers_of, values_of
 from streamvid.errors import DecodeError, IntegrityError, StreamvidError
 from streamvid.video.clip_index import CHECKSUM_BYTES, ClipIndex, Int64s, facts_of
 from streamvid.video.stream_info import StreamInfo
@@ -157,7 +157,8 @@ class PacketTables:
     def _take(self, columns: dict[str, pa.Array]) -> None:
         """Decode the packets of all clips together, which is ten times as fast as decoding one clip at a time."""
         self._columns = columns
-        self._texts, self._checksums = columns["stream"], columns["checksums"]
+        self._streams, self._time_bases = _few_values(columns["stream"]), _few_values(columns["time_base"])
+        self._checksums = values_of(columns["checksums"])
         lists = _Lists(columns, "size", ("time_step", "gap", "flags"))
         self._edges = lists.edges
         self._sizes = lists.sizes
@@ -166,14 +167,15 @@ class PacketTables:
         self._offsets = lists.offsets("gap")
         self._facts = facts_of(self._times, self._offsets, self._sizes, self._flags, self._edges)
         audio = sum(columns[name].nbytes for name in columns if name.startswith("audio_"))
+        texts = sum(columns[name].nbytes for name in ("stream", "time_base", "checksums"))
         # The time, offset, size, segment and flags of a packet take 33 bytes. Those of audio are held twice once used.
-        self.num_bytes: int = len(self._sizes) * 33 + self._checksums.nbytes + self._texts.nbytes + 2 * audio
+        self.num_bytes: int = len(self._sizes) * 33 + texts + 2 * audio
 
     def clip(self, row: int) -> ClipIndex | None:
         """Return the packet index of the clip in `row`, or None for a clip that is decoded through its container."""
         import numpy as np
 
-        text = self._texts[row].as_py()
+        text = self._streams[row]
         if text is None:
             return None
         try:
@@ -182,9 +184,9 @@ class PacketTables:
             if facts is None:
                 raise DecodeError("the clip has no packets, or has a packet with an invalid offset, size or flag")
             mine = slice(self._edges[row], self._edges[row + 1])
-            checksums = np.frombuffer(self._checksums[row].as_buffer(), np.uint8).reshape(-1, CHECKSUM_BYTES)
+            checksums = np.frombuffer(self._checksums[row], np.uint8).reshape(-1, CHECKSUM_BYTES)
             packets = (self._times[mine], self._offsets[mine], self._sizes[mine], self._flags[mine])
-            base = self._columns["time_base"][row].as_py()
+            base = self._time_bases[row]
             return ClipIndex(info, *packets, checksums, facts, None if base is None else _fraction(base))
         except (StreamvidError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise IntegrityError(f"{self._where}, row {row}: {error}; rebuild the dataset") from error
@@ -224,6 +226,12 @@ class PacketTables:
         positions = lists.summed(lists.numbers("audio_position_step"))
         heads, counts = (lists.numbers(name).astype(np.int64) for name in ("audio_head", "audio_count"))
         return lists, positions, lists.offsets("audio_gap"), heads, counts
+
+
+def _few_values(array: pa.Array) -> list[Any]:
+    """Return the values of an array of which most are equal, with one object for all equal values."""
+    known: dict[Any, Any] = {}
+    return [known.setdefault(value, value) for value in array.to_pylist()]
 
 
 @lru_cache(256)

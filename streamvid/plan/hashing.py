@@ -51,7 +51,11 @@ def hash64(*parts: int | IntArray) -> int | UInt64Array:
     state: int | UInt64Array = 0
     for part in parts:
         if isinstance(part, int) and isinstance(state, int):
-            state = _mix_int(((state + _GOLDEN) & _MASK) ^ (part & _MASK))
+            # The function `mix` above; a call would take as long as the arithmetic.
+            value = ((state + _GOLDEN) & _MASK) ^ (part & _MASK)
+            value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+            value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+            state = value ^ (value >> 31)
         else:
             state = _mix_array((_as_array(state) + np.uint64(_GOLDEN)) ^ _as_array(part))
     return state
@@ -133,12 +137,6 @@ def _bit_length(values: UInt64Array) -> UInt64Array:
         num_bits[wide] += np.uint64(step)
         rest[wide] >>= np.uint64(step)
     return num_bits + (rest > 0)
-
-
-def _mix_int(value: int) -> int:
-    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
-    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
-    return value ^ (value >> 31)
 
 
 def _mix_array(values: UInt64Array) -> UInt64Array:

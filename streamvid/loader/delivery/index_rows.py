@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.arrow import chunk_of, values_of
 from streamvid.dataset.features.tables import MemberTable
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
@@ -45,7 +46,7 @@ _NO_FEATURES = (0, 0, bytes(32))  # offset, bytes and SHA-256
 
 @dataclass(frozen=True, slots=True)
 class _ShardRows:
-    columns: dict[str, pa.Array]
+    columns: dict[str, Sequence[Any]]
     packets: PacketsPlace | None
     numbers: npt.NDArray[np.int32] | None  # row numbers that pass the part's filter; None: all rows
     stored: npt.NDArray[np.int32] | None  # place of each row in the tar; None: its row number
@@ -74,12 +75,12 @@ class _MovedRows:
         Return None if this shard does not contain the sample.
         """
         number = self.places.get(row.key)
-        if number is None or self.rows.columns["clip_sha256"][number].as_py() != row.clip.sha256:
+        if number is None or self.rows.columns["clip_sha256"][number] != row.clip.sha256:
             return None
         frames = row.clip.num_frames
-        place = (self.rows.columns["clip_offset"][number].as_py(), row.clip.num_bytes, row.clip.sha256, frames)
+        place = (self.rows.columns["clip_offset"][number], row.clip.num_bytes, row.clip.sha256, frames)
         media = {
-            medium.name: media_files(self.rows.columns[medium.column][number].as_py() or [], medium, frames, self.tar)
+            medium.name: media_files(self.rows.columns[medium.column][number] or [], medium, frames, self.tar)
             for medium in self.part.media
         }
         return replace(
@@ -134,7 +135,7 @@ class IndexRows:
         """Return the rows of a sample's shard, the sample's row number and its key."""
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
-        key = rows.columns["key"][number].as_py()
+        key = rows.columns["key"][number]
         if not isinstance(key, str) or not KEY.fullmatch(key) or len(key) > MAX_NAME_BYTES:
             shown = ascii(str(key)[:100])
             raise IntegrityError(
@@ -164,7 +165,7 @@ class IndexRows:
         part = sample.part
 
         def value(name: str) -> Any:
-            return rows.columns[name][number].as_py()
+            return rows.columns[name][number]
 
         num_frames = value("window_num_frames")
         place, is_missing = (value("clip_offset"), value("clip_bytes"), value("clip_sha256")), False
@@ -215,11 +216,11 @@ class IndexRows:
     def _tables_of(self, sample: SampleRequest, row: IndexRow) -> PacketTables | None:
         if row.packets is None:
             return None
-        return self._packets(sample.part, row.packets, (row.tar or sample.shard_info).path)
+        return self._packets(sample.part, row.packets, row.tar or sample.shard_info)
 
-    def _packets(self, part: MixPart, place: PacketsPlace, tar_path: str) -> PacketTables:
+    def _packets(self, part: MixPart, place: PacketsPlace, tar: ShardInfo) -> PacketTables:
         name = (part.number, place.path, place.offset)
-        return self._tables.get(name, partial(place.read, part.dataset.store, tar_path))
+        return self._tables.get(name, lambda: place.read(part.dataset.store, tar.path))
 
     def ahead(
         self,
@@ -254,7 +255,7 @@ class IndexRows:
             if sidecar is not None:
                 self._members.get(_shard_name(sample), partial(sidecar.members, sample.shard_info))
             elif rows.packets is not None:
-                self._packets(sample.part, rows.packets, sample.shard_info.path)
+                self._packets(sample.part, rows.packets, sample.shard_info)
 
 
 def _least_frames(part: MixPart, bucket: Bucket) -> int:
@@ -295,9 +296,9 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
                 f"{counted} were counted when the loader was created; the dataset or the cached counts have changed. "
                 "Create a new loader"
             )
-    # Use one array per column, because a chunked array searches for the chunk of each row.
-    columns = {name: table.column(name).combine_chunks() for name in kept}
-    num_bytes = sum(column.nbytes for column in columns.values()) + (0 if numbers is None else numbers.nbytes)
+    whole = table.select(kept).combine_chunks()
+    columns = {name: values_of(chunk_of(whole, name)) for name in kept}
+    num_bytes = whole.nbytes + (0 if numbers is None else numbers.nbytes)
     return _ShardRows(
         columns, _packets_place(part.dataset, shard, table), numbers, part.dataset.kept_rows(shard), num_bytes
     )
@@ -307,9 +308,10 @@ def _read_moved(dataset: Dataset, shard: ShardInfo, part: MixPart) -> _MovedRows
     names = ["key", "clip_offset", "clip_sha256", *(medium.column for medium in part.media)]
     of_packets = _PACKETS_COLUMNS if dataset.manifest.files.packets else ()
     table = dataset.samples(shard, [*names, *of_packets])
-    columns = {name: table.column(name).combine_chunks() for name in names}
-    places = {key: number for number, key in enumerate(columns["key"].to_pylist())}
-    num_bytes = 2 * sum(column.nbytes for column in columns.values())  # keys are held twice
+    whole = table.select(names).combine_chunks()
+    columns = {name: values_of(chunk_of(whole, name)) for name in names}
+    places = {key: number for number, key in enumerate(columns["key"])}
+    num_bytes = 2 * whole.nbytes  # keys are held twice
     rows = _ShardRows(columns, _packets_place(dataset, shard, table), None, dataset.kept_rows(shard), num_bytes)
     return _MovedRows(part, shard, places, rows)
 

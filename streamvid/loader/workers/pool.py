@@ -114,7 +114,7 @@ class DecodePool:
             self._left.popleft()
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
-        """Pass answers to `heard`, waiting up to `timeout_seconds` for the first answer.
+        """Pass the answers in one message to `heard`, waiting up to `timeout_seconds` for it.
 
         Raises WorkerError if a worker died.
         """
@@ -128,18 +128,16 @@ class DecodePool:
                 raise self._death(worker)
 
     def _receive(self, heard: Heard) -> None:
-        while True:
-            try:
-                message = self._answers.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            if not message:
-                return
-            for answer in parse_answers(message):
-                if answer.kind == "ready":
-                    self.is_ready = True
-                else:
-                    heard(answer)
+        # One message: a second call would usually find none, and raising its exception takes longer than polling again.
+        try:
+            message = self._answers.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        for answer in parse_answers(message) if message else ():
+            if answer.kind == "ready":
+                self.is_ready = True
+            else:
+                heard(answer)
 
     def begun(self) -> dict[int, float]:
         """Return a mapping from the id of each task in progress to the task's start time."""
