@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from itertools import takewhile
 
 from streamvid.dataset.versions.later import LaterVersions
 from streamvid.errors import StreamvidError
@@ -56,17 +57,22 @@ class Feeder:
         self._bell.ring()
 
     def feed(self, requests: Iterator[BatchRequest], run: int) -> None:
-        """Process all batches of a run. An error ends the run."""
-        signals = self._flight.signals
+        """Process all batches of a run. An error ends the run.
+
+        The run may be over when this thread starts: if an interrupt ends the start of a thread, nobody waits for it.
+        """
+        signals, is_alive = self._flight.signals, partial(self._flight.is_alive, run)
         try:
-            with while_wanted(partial(self._flight.is_alive, run)):
+            with while_wanted(is_alive):
                 epoch = None
-                for request in requests:
+                for request in takewhile(lambda _: is_alive(), requests):
                     if request.epoch != epoch:
                         epoch = request.epoch
                         self._later.begin_epoch()
                     if not self._begin(request, run):
                         return
+                if not is_alive():
+                    return
                 if epoch is None:  # a loop without batches uses up what was read when the datasets were opened, too
                     self._later.begin_epoch()
             self.ready.append(None)
