@@ -167,9 +167,11 @@ class PacketTables:
         self._offsets = lists.offsets("gap")
         self._facts = facts_of(self._times, self._offsets, self._sizes, self._flags, self._edges)
         audio = sum(columns[name].nbytes for name in columns if name.startswith("audio_"))
-        texts = sum(columns[name].nbytes for name in ("stream", "time_base", "checksums"))
-        # The time, offset, size, segment and flags of a packet take 33 bytes. Those of audio are held twice once used.
-        self.num_bytes: int = len(self._sizes) * 33 + texts + 2 * audio
+        texts = sum(columns[name].nbytes for name in ("stream", "time_base"))
+        # The time, offset, size, segment and flags of a packet take 33 bytes, and a clip's places in two lists take 16.
+        # Texts are held twice, and so are the packets of audio once they are used.
+        self.num_bytes: int = len(self._sizes) * 33 + len(self._streams) * 16
+        self.num_bytes += self._columns["checksums"].nbytes + 2 * (texts + audio)
 
     def clip(self, row: int) -> ClipIndex | None:
         """Return the packet index of the clip in `row`, or None for a clip that is decoded through its container."""

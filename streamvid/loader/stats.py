@@ -184,7 +184,9 @@ _SUMS = ("num_steps", "num_samples", "seconds", "wait_seconds", "batch_seconds",
 
 
 class StatsMeter:
-    """Running totals of batch statistics, updated as batches are handed over. Not thread-safe.
+    """Running totals of batch statistics, updated as batches are handed over.
+
+    Statistics that are read in another thread may contain only a part of the batch that is being added.
 
     num_steps: number of batches so far.
     """

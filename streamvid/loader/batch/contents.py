@@ -71,7 +71,7 @@ class StoredClip:
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:
-        # A tensor is pickled with its whole storage, which would be the whole batch for each of its clips.
+        # A tensor is pickled with its whole storage, of which a caller may have kept a small part.
         own = map_tensors(self, lambda tensor: tensor.clone())
         return StoredClip, tuple(getattr(own, name) for name in self.__slots__)
 

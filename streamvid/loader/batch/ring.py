@@ -40,7 +40,6 @@ def pin(ring: Arena, device: torch.device | None = None) -> bool:
 
     device: CUDA device through which the memory is registered; None for the current device.
     """
-
     cuda = torch_cuda()
     if not cuda.is_available() or (device is not None and device.type != "cuda"):
         return False

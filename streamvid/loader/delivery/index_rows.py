@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ _PACKETS_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
 _CACHED_BYTES = 64 * 2**20
 _MAX_ASKED = 4096
 _LOOKAHEAD = 16  # batches whose index rows are read ahead from an object store
+_MAX_FLOAT32 = 3.4e38  # batches contain frame rates as float32
 _NO_FEATURES = (0, 0, bytes(32))  # offset, bytes and SHA-256
 
 
@@ -94,7 +94,7 @@ class _MovedRows:
 
 
 class IndexRows:
-    """Cache for the index rows of recently used shards. It holds up to 64 MiB of Arrow columns, but at least one shard.
+    """Cache for the index rows of recently used shards. It holds columns of up to 64 MiB, but at least one shard.
 
     later: later versions of the datasets, which may have moved samples to other tars.
 
@@ -265,7 +265,7 @@ def _least_frames(part: MixPart, bucket: Bucket) -> int:
 
 
 def _known(value: float | None) -> float:
-    return float(value) if value is not None and 0 < value < math.inf else 0.0
+    return float(value) if value is not None and 0 < value < _MAX_FLOAT32 else 0.0
 
 
 def _shard_name(sample: SampleRequest) -> Name:

@@ -1,7 +1,7 @@
 """Pipeline that turns plan steps into complete batches, ahead of the caller.
 
-    feeder thread    processes batches in plan order, and passes their samples to the other threads (feeder.py)
-    fetch threads    do the same for other clips, and find substitutes (repair.py)
+    feeder thread    processes batches in plan order; reads clips that are in the page cache (feeder.py)
+    fetch threads    read other clips, and find substitutes (repair.py)
     answer thread    receives the workers' answers (or decodes if num_workers=0), frees clip memory, completes batches
     keeper thread    opens and closes the workers, the other threads and the memory
     caller           gets complete batches in plan order from `next_batch()`; checks the clock while it waits (clock.py)
@@ -104,7 +104,8 @@ class Pipeline:
         self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows(later=self._later)
         self._kind = _kind(parts, self._rows, options)
         self._flight = Flight(self._signals, self._rows, self._kind, self._later)
-        self._feeder = Feeder(self._flight, self._rows, self._kind, self._later, self._clock)
+        num_workers = max(1, options.num_workers)
+        self._feeder = Feeder(self._flight, self._rows, self._kind, self._later, self._clock, num_workers)
         self._ready = self._feeder.ready
         self._is_remote = any(part.is_remote for part in parts)
         self._repair_bytes = repair_bytes(parts)
@@ -179,9 +180,9 @@ class Pipeline:
                 if batch is None or batch.num_missing == 0:
                     if batch is not None:
                         batch.stats.add(waits)
-                    self._ready.popleft()
+                    taken = self._ready.popleft()
                     self._feeder.taken()
-                    return batch
+                    return taken
             except IndexError:  # nothing yet, or another thread has ended the run
                 self._check_ring(wait.since)
             else:
