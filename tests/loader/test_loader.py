@@ -176,6 +176,25 @@ def test_a_caller_may_hold_most_of_a_deep_ring(dataset: Path) -> None:
     assert received(8) == received(24) == alone
 
 
+def test_a_full_ring_is_refilled_several_batches_at_a_time(dataset: Path) -> None:
+    """The feeder sleeps until several batches are taken, because waking it for each takes longer than its work."""
+    with open_loader(dataset, num_epochs=None, num_workers=1, limits={"prefetch_bytes": 1 << 22}) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        feeder = loader._pipeline._feeder
+        while feeder.ring_wait_since is None or not feeder.lacks_memory:
+            time.sleep(0.01)
+        num_full = loader.stats().ring_batches
+        assert num_full >= 16
+        next(iterator)
+        time.sleep(0.5)  # more than the feeder would need; on a slow machine, the test proves less
+        assert loader.stats().ring_batches == num_full - 1
+        for _ in range(4):
+            next(iterator)
+        while loader.stats().ring_batches <= num_full - 5:
+            time.sleep(0.01)
+
+
 @pytest.mark.slow
 def test_a_full_ring_is_an_error_only_after_a_wait(dataset: Path) -> None:
     """BATCH-1: a caller that was busy for a long time while holding all batches gets the next one if it frees them."""

@@ -1,4 +1,4 @@
-"""What the caller checks while it waits for a batch: time limits, and what holds up the batch.
+"""Checks that the caller makes while it waits for a batch: time limits, and the cause of the wait.
 
 A read or decode that exceeds its time limit fails the run (SAFE-1). A timeout never leads to a substitution. Only the
 time during which the caller waits counts. Work that is slow while the caller does something else, or while the whole

@@ -33,17 +33,17 @@ _MAX_BURST = 4  # batches
 class Feeder:
     """Feeder of one pipeline. `feed` runs in the feeder thread, and the other methods in any thread.
 
-    num_workers: number of decoders, at least 1.
+    num_decoders: number of workers, at least 1.
     ready: batches in flight or complete, in plan order, followed by None at the end of the run.
     ring_wait_since: time since when the feeder has been waiting for ring memory; None if it is not.
     lacks_memory: True from the time when memory is exhausted until the feeder has allocated some.
     """
 
     def __init__(
-        self, flight: Flight, rows: IndexRows, kind: Kind, later: LaterVersions, clock: Clock, num_workers: int
+        self, flight: Flight, rows: IndexRows, kind: Kind, later: LaterVersions, clock: Clock, num_decoders: int
     ) -> None:
         self._flight, self._rows, self._kind, self._later, self._clock = flight, rows, kind, later, clock
-        self._num_workers = num_workers
+        self._num_decoders = num_decoders
         self.ready: deque[PendingBatch | None] = deque()
         self.ring_wait_since: float | None = None
         self.lacks_memory = False
@@ -64,7 +64,8 @@ class Feeder:
     def feed(self, requests: Iterator[BatchRequest], run: int) -> None:
         """Process all batches of a run. An error ends the run.
 
-        The run may be over when this thread starts: if an interrupt ends the start of a thread, nobody waits for it.
+        The run may already be over when the thread begins: if Ctrl-C interrupts `Thread.start`, `stop` does not see the
+        thread yet, and does not wait for it.
         """
         signals, is_alive = self._flight.signals, partial(self._flight.is_alive, run)
         try:
@@ -130,7 +131,7 @@ class Feeder:
         1.4 times as long. The other batches must keep the decoders busy: two samples for each.
         """
         num_ready = len(self.ready)
-        burst = min(_MAX_BURST, num_ready // 4, num_ready - math.ceil(2 * self._num_workers / num_samples))
+        burst = min(_MAX_BURST, num_ready // 4, num_ready - math.ceil(2 * self._num_decoders / num_samples))
         if burst < 2:
             return
         self._num_to_leave = num_ready - burst

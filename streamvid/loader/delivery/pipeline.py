@@ -104,8 +104,8 @@ class Pipeline:
         self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows(later=self._later)
         self._kind = _kind(parts, self._rows, options)
         self._flight = Flight(self._signals, self._rows, self._kind, self._later)
-        num_workers = max(1, options.num_workers)
-        self._feeder = Feeder(self._flight, self._rows, self._kind, self._later, self._clock, num_workers)
+        self._num_decoders = max(1, options.num_workers)  # without workers, the answer thread decodes
+        self._feeder = Feeder(self._flight, self._rows, self._kind, self._later, self._clock, self._num_decoders)
         self._ready = self._feeder.ready
         self._is_remote = any(part.is_remote for part in parts)
         self._repair_bytes = repair_bytes(parts)
@@ -195,11 +195,10 @@ class Pipeline:
             add_wait(waits, held_up, time.perf_counter() - since)
 
     def _held_up_by(self) -> HeldUpBy:
-        options = self._options
         return held_up_by(
             self._flight.slots,
-            max(1, options.num_workers),
-            options.num_fetch_threads,
+            self._num_decoders,
+            self._options.num_fetch_threads,
             reads_ahead=self._kind.reads_ahead,
             reads_index=self._clock.index_read is not None,
             lacks_memory=self._feeder.lacks_memory,
