@@ -238,7 +238,7 @@ class Mix:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampleRequest:
     """One slot in a batch: a stored sample, and the number of its visit (see RandomChoices).
 

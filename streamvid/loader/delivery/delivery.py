@@ -24,7 +24,7 @@ _NO_FRAMES = View(Pick(1))
 _NO_BYTES = ClipPart(Pick(1), (), 0, 0, ())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
     """Content to deliver for one sample, chosen before any of the sample's bytes are read (SAMPLE-1).
 

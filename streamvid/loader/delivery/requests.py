@@ -17,7 +17,7 @@ from streamvid.plan.versions.leftovers import IsKept, Leftovers
 _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first slice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchRequest:
     """Request for one of this rank's batches in an epoch. `position` records the loader's position in the run.
 

@@ -54,7 +54,7 @@ class AudioPart:
         return 0 if self.packets is None else self.packets.nbytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClipPart:
     """Bytes of a clip to read for one delivery, with their checksums.
 

@@ -41,7 +41,7 @@ class PacketsPlace(NamedTuple):
         return PacketTables(data, sha256, self.num_clips, where)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampleFile:
     """One of a sample's files (a clip, a conditioning input or features): its location in the tar and its checksum."""
 
@@ -51,7 +51,7 @@ class SampleFile:
     num_frames: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class IndexRow:
     """Index row of one sample.
 

@@ -119,7 +119,7 @@ class ViewOptions:
                 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RandomChoices:
     """Random choices for one delivery of a sample (SAMPLE-1). They depend only on the seed, the key and the visit.
 
@@ -178,7 +178,7 @@ def substitute_visit(key: str, visit: int) -> int:
     return -((1 << 63) - 1 - hash_below(1 << 61, _SUBSTITUTE, hash_text(key), visit))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
     """Frames and crop of a delivery.
 
