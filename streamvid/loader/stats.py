@@ -18,7 +18,8 @@ class BatchStats:
     """Statistics on reading and decoding the samples in one or more batches.
 
     Seconds are summed over samples, which are read and decoded concurrently while the caller computes. The sums show
-    why the caller waits, not how long a step takes.
+    why the caller waits, not how long a step takes. Reading a clip from the page cache counts as decoding, because a
+    worker does it.
 
     store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: parts of the caller's wait
     during which reading, decoding, a full ring or planning, respectively, held up the next batch.

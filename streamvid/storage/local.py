@@ -7,16 +7,16 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from streamvid.errors import StorageError
+from streamvid.host.page_cache import is_cached
 from streamvid.storage.store import DeniedError, FileState, Ranges, Store, check_relative
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 """Errors of file systems without hard links, such as exFAT and some network file systems."""
-_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -60,20 +60,11 @@ class LocalStore(Store):
             if version and _state(path, os.fstat(file.fileno())).version != version:
                 raise StorageError(f"{self.url}: {path} changed while it was in use; run the command again")
 
-    def read_at_once(self, path: str, ranges: Ranges) -> bool:
-        if _NO_WAIT is None:
-            return False
-        try:
-            descriptor = os.open(f"{self.root}/{check_relative(path)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            reads = (os.preadv(descriptor, [buffer], offset, _NO_WAIT) == len(buffer) for offset, buffer in ranges)
-            return all(reads)
-        except OSError:  # not in the page cache, or on a file system that cannot tell, such as NFS
-            return False
-        finally:
-            os.close(descriptor)
+    def cached_path(self, path: str, ranges: Sequence[tuple[int, int]]) -> str | None:
+        found = f"{self.root}/{check_relative(path)}"
+        if not is_cached(found, ranges):
+            return None
+        return found if self.root.is_absolute() else str(Path.cwd() / found)
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         root = self.path(folder) if folder else self.root

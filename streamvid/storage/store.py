@@ -101,13 +101,13 @@ class Store(Protocol):
         """
         ...
 
-    def read_at_once(self, path: str, ranges: Ranges) -> bool:
-        """Fill the buffers as `read_ranges` does, if all bytes are in this machine's memory.
+    def cached_path(self, path: str, ranges: Sequence[tuple[int, int]]) -> str | None:
+        """Return the absolute path of a local file if its bytes are probably in the page cache, and None otherwise.
 
-        Return False if some bytes are not in memory, or if the read fails; the contents of the buffers are then
-        undefined. Raises StorageError only for a path that leaves the store.
+        ranges: (offset, size) of the bytes; see `is_cached`. Other processes of this machine can read the file.
+        Raises StorageError only for a path that leaves the store.
         """
-        return False
+        return None
 
     def forget(self, path: str) -> None:
         """Drop the cached bytes of a file, because their checksum did not match."""

@@ -160,8 +160,8 @@ class BlockingStore(LocalStore):
     blocks: str = "nothing"
     unblocked: threading.Event = field(default_factory=threading.Event)
 
-    def read_at_once(self, path: str, ranges: Ranges) -> bool:
-        return False  # as on a network file system
+    def cached_path(self, path: str, ranges: Sequence[tuple[int, int]]) -> str | None:
+        return None  # as on a network file system
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         if self.blocks in path:
@@ -199,8 +199,8 @@ def test_only_the_time_that_the_caller_waits_counts(tmp_path: Path, limit: float
 class SlowStore(LocalStore):
     """Store that behaves like a slow disk: each read of a clip takes a while."""
 
-    def read_at_once(self, path: str, ranges: Ranges) -> bool:
-        return False
+    def cached_path(self, path: str, ranges: Sequence[tuple[int, int]]) -> str | None:
+        return None
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         if path.endswith(".tar"):

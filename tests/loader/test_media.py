@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
+from streamvid.dataset.reader import Dataset
 from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.plan.position import World
@@ -23,6 +26,7 @@ from tests.clips import frames_of
 from tests.conftest import merged
 from tests.files import write_rows
 from tests.loader.conftest import open_loader
+from tests.loader.test_cached import CachedStore
 from tests.media_clips import (
     CONTROL,
     HEIGHT,
@@ -127,6 +131,20 @@ def test_more_samples_in_flight_than_the_sockets_of_workers_can_hold(roots: dict
         time.sleep(0.002)  # so that more samples are in flight than have been decoded
         count += 1
     assert count == 60 * NUM_CLIPS
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_inputs_that_left_the_page_cache_change_nothing(roots: dict[str, Path], tmp_path: Path, share: float) -> None:
+    """FETCH-1: a worker finds the first part of each tar, with some clips whose inputs it does not find."""
+    root, part = roots["native"], shutil.copytree(roots["native"], tmp_path / "part")
+    for tar in part.rglob("*.tar"):
+        os.truncate(tar, int(tar.stat().st_size * share))
+    found = [
+        [(batch.sample_keys, [one.clone() for one in batch.tensors()]) for batch in batches(one, num_workers=2)]
+        for one in (root, Dataset(CachedStore(root, part)))
+    ]
+    for (keys, tensors), (other_keys, others) in zip(*found, strict=True):
+        assert keys == other_keys and all(map(torch.equal, tensors, others))
 
 
 @pytest.mark.parametrize("name", ["copy", "resampled", "native", "native-16"])

@@ -299,9 +299,9 @@ def test_close_at_every_stage(dataset: Path, num_workers: int) -> None:
 class CollectingStore(LocalStore):
     """Store whose reads run a garbage collection, because any reading thread may be the one that collects a loader."""
 
-    def read_at_once(self, path: str, ranges: Ranges) -> bool:
+    def cached_path(self, path: str, ranges: Sequence[tuple[int, int]]) -> str | None:
         gc.collect()
-        return False
+        return None
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         gc.collect()

@@ -190,14 +190,14 @@ def test_a_read_beyond_the_end_is_an_error(store: Store) -> None:
         store.read_ranges("x", [(0, memoryview(kept)), (10**9, memoryview(beyond))])
 
 
-def test_a_read_at_once_returns_the_right_bytes_or_false(store: Store) -> None:
-    """FETCH-1: a local store may return the bytes, other stores never do."""
+def test_a_path_in_the_page_cache_holds_the_bytes(store: Store) -> None:
+    """FETCH-1: a local store may return a path for bytes that it has, other stores never do."""
     store.put("x", b"0123456789")
-    buffers = [bytearray(3), bytearray(4)]
-    if store.read_at_once("x", [(0, memoryview(buffers[0])), (6, memoryview(buffers[1]))]):
-        assert buffers == [b"012", b"6789"] and store.is_local
-    for path, offset in (("missing", 0), ("x", 7), ("x", 10**9)):
-        assert not store.read_at_once(path, [(0, memoryview(bytearray(1))), (offset, memoryview(bytearray(4)))])
+    path = store.cached_path("x", [(0, 3), (6, 4)])
+    if path is not None:
+        assert store.is_local and Path(path).is_absolute() and Path(path).read_bytes() == b"0123456789"
+    for name, offset in (("missing", 0), ("x", 7), ("x", 10**9)):
+        assert store.cached_path(name, [(0, 1), (offset, 4)]) is None
 
 
 @settings(max_examples=300)

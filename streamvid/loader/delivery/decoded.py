@@ -1,10 +1,13 @@
-"""Delivery of decoded pictures: clips are read ahead into the clip arena, then decoded into the ring."""
+"""Delivery of decoded pictures: clips are read ahead into the clip arena, then decoded into the ring.
+
+A clip that is in the page cache is read by a worker, so that its bytes pass only through the worker's processor cache.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -13,7 +16,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.pick import Pick
 from streamvid.errors import StreamvidError
 from streamvid.loader.delivery.delivery import Delivery
-from streamvid.loader.delivery.fetch import ClipRead, Wanted, near_each_other, read_parts, read_parts_at_once
+from streamvid.loader.delivery.fetch import ClipRead, Wanted, fill_tables_of_cached, near_each_other, read_parts
 from streamvid.loader.delivery.flight import Allocate, Flight
 from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.pending import QUEUED, READING, VIDEO, WAITING, PendingBatch, Slot
@@ -21,7 +24,7 @@ from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.view.audio import AudioShape, audio_only, with_audio
 from streamvid.loader.view.clip_part import AudioPart, ClipPart, clip_part
-from streamvid.loader.view.index_row import IndexRow
+from streamvid.loader.view.index_row import IndexRow, SampleFile
 from streamvid.loader.view.media import MediaPart, Medium, PictureRoom
 from streamvid.loader.workers.messages import NO_BATCH, Answer, AudioTask, ClipBlock, DecodeTask
 from streamvid.video.audio.grid import first_sample_at
@@ -36,6 +39,11 @@ _THREADED_PIXELS = 1280 * 720  # per frame; with smaller frames, threads cost mo
 _THREADED_FRAMES = 16
 _MAX_THREADS = 4
 _MAX_PIECES = 512  # per part; more checksums would make a message to a worker too long
+
+_MAX_WORKER_BYTES = 8 * 2**20  # of a sample in a worker's own memory; larger ones need the arena, whose size is planned
+_MAX_PATH = 1024  # characters; a longer path would make a message to a worker too long
+
+_LIGHT_PIXELS = 8_000_000  # to decode, which takes about 20 ms; more work is worth a message of its own
 
 _format = cache(PictureFormat)  # a loader has few formats, and validating one takes longer than a lookup
 
@@ -96,45 +104,45 @@ class DecodedDelivery:
         shape = None if plan is None else plan.of(bucket.id)
         return PictureRoom(picture, bucket, len(request.samples), self._media, shape)
 
-    def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
+    def begin(self, batch: PendingBatch, allocate: Allocate, run: int, *, is_urgent: bool) -> bool:
         flight, slots = self._flight, list[Slot]()
         for index, delivery in enumerate(batch.deliveries):
             if flight.reject_known(run, batch, index, is_whole=delivery.part.is_whole):
                 continue
             clip = flight.clips.allocate(delivery.block_bytes, 0.0)
             if clip is None:  # submit the collected clips: they release memory when they are done
-                self._submit(slots)
+                self._submit(slots, is_urgent)
                 slots = []
                 clip = allocate(flight.clips, delivery.block_bytes)
             if clip is None:
                 return False
             slots.append(flight.begin(run, batch, index, clip))
-        self._submit(slots)
+        self._submit(slots, is_urgent)
         return True
 
-    def _submit(self, slots: Sequence[Slot]) -> None:
-        is_in_memory = True
-        for group in near_each_other([slot.delivery for slot in slots]):
-            together = [slots[place] for place in group]
-            # Waking a thread takes longer than reading from memory. After one clip that is not there, the other clips
-            # of the batch are probably not there either.
-            is_in_memory = is_in_memory and self._read_at_once(together)
-            if not is_in_memory:
-                self._flight.fetchers.submit(partial(self._read, together))
+    def _submit(self, slots: Sequence[Slot], is_urgent: bool) -> None:
+        cached, other, may_be_cached = list[Slot](), list[Slot](), True
+        for slot in slots:
+            # After one clip that is not in the page cache, the other clips of the batch are probably not there either.
+            may_be_cached = may_be_cached and self._look_in_cache(slot)
+            (cached if slot.path else other).append(slot)
+        for group in near_each_other([slot.delivery for slot in other]):
+            self._flight.fetchers.submit(partial(self._read, [other[place] for place in group]))
+        # Each message wakes threads, and a worker answers once for the tasks that it receives together.
+        for together in _light_groups(cached, 0 if is_urgent else _LIGHT_PIXELS):
+            self._decode(together)
 
-    def _read_at_once(self, slots: Sequence[Slot]) -> bool:
-        """Read clips in this thread if their bytes are in this machine's memory. Return True if the clips were read."""
-        first = slots[0]
-        source = first.sample.part.source
-        if not source.store.is_local:
-            return False
-        read = read_parts_at_once(source, first.delivery.tar, self._wanted(slots))
-        if read is None:
-            for slot in slots:
-                slot.enter(WAITING)  # for a fetch thread, whose read is timed
-            return False
-        self._was_read(slots, read)
-        return True
+    def _look_in_cache(self, slot: Slot) -> bool:
+        """Set a slot's `path` if a worker can read the clip from the page cache. Return False if it is not there."""
+        source, delivery = slot.sample.part.source, slot.delivery
+        if not source.store.is_local or delivery.num_bytes > _MAX_WORKER_BYTES:
+            return True
+        path = fill_tables_of_cached(source, delivery.tar, self._wanted([slot]))
+        if path is not None and len(path) <= _MAX_PATH:
+            slot.path = path
+        else:
+            slot.enter(WAITING)  # for a fetch thread, whose read is timed
+        return path is not None
 
     # In fetch threads.
 
@@ -181,12 +189,14 @@ class DecodedDelivery:
             if read.problem is not None:
                 self._flight.wrong(slot, read.problem)
             else:
+                slot.path = ""
                 slot.colors.clear()
-                self._decode(slot)
+                self._decode([slot])
 
-    def _decode(self, slot: Slot) -> None:
-        slot.enter(QUEUED)
-        self._flight.decoder.submit(self._task(slot))
+    def _decode(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            slot.enter(QUEUED)
+        self._flight.decoder.submit([self._task(slot) for slot in slots])
 
     def _task(self, slot: Slot) -> DecodeTask:
         """Return a slot's next decode task: first the clip, then one conditioning input at a time."""
@@ -194,12 +204,12 @@ class DecodedDelivery:
         assert room is not None
         if medium is not None and medium.medium.is_audio:
             return self._audio_task(slot, medium)
-        part, num_frames = delivery.part, delivery.row.clip.num_frames
+        part, file = delivery.part, delivery.row.clip
         start, place = self._flight.block(slot), room.video_place(slot.index)
         numbers: tuple[int, ...] | None = None
         if medium is not None:
             start += delivery.media_place(medium)
-            part, num_frames = medium.part, medium.file.num_frames
+            part, file = medium.part, medium.file
             place = room.place(medium.medium, slot.index, medium.item)
             if part.pick.needs_times and part.numbers is not None:
                 numbers = tuple(map(int, part.numbers))
@@ -212,9 +222,11 @@ class DecodedDelivery:
                 table_bytes=part.table_bytes,
                 num_bytes=part.num_bytes,
                 checks=part.checks,
-                num_frames=num_frames,
+                num_frames=file.num_frames,
                 stream="" if part.stream is None else part.stream.to_json(),
                 key_time=0 if part.window is None else part.window.key_time,
+                path=slot.path,
+                ranges=_ranges(slot, file, part),
             ),
             pick=part.pick,
             crop=delivery.view.crop,
@@ -235,7 +247,15 @@ class DecodedDelivery:
             stream="", first_sample=first_sample_at(seconds, room.audio.sample_rate)
         )
         first = self._flight.block(slot) + delivery.media_place(medium)
-        block = ClipBlock(first, part.table_bytes, part.num_bytes, part.checks, medium.file.num_frames)
+        block = ClipBlock(
+            offset=first,
+            table_bytes=part.table_bytes,
+            num_bytes=part.num_bytes,
+            checks=part.checks,
+            num_frames=medium.file.num_frames,
+            path=slot.path,
+            ranges=_ranges(slot, medium.file, part),
+        )
         return DecodeTask(slot.number, slot.run, _batch_of(slot), block, part.pick, None, None, 0, audio=task)
 
     def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat | None:
@@ -260,6 +280,12 @@ class DecodedDelivery:
         slot = flight.slots[answer.task_id]
         slot.stats.decode_seconds += answer.seconds
         medium = _medium(slot)
+        if answer.kind == "absent":
+            slot.enter(WAITING)
+            flight.fetchers.submit(partial(self.read, slot))
+            return
+        if slot.path and answer.kind != "error":
+            slot.stats.num_bytes_fetched += (slot.delivery.part if medium is None else medium.part).num_bytes
         text = answer.text if medium is None else medium.label + answer.text
         if answer.kind == "corrupt":
             flight.wrong(slot, text)
@@ -277,7 +303,7 @@ class DecodedDelivery:
 
     def _decoded(self, slot: Slot) -> None:
         if len(slot.colors) <= len(slot.delivery.media):
-            self._decode(slot)
+            self._decode([slot])
             return
         batch = slot.batch
         assert batch.room is not None
@@ -294,6 +320,28 @@ class DecodedDelivery:
 def _medium(slot: Slot) -> MediaPart | None:
     """Return the conditioning input to decode, or None if the clip itself is to be decoded."""
     return slot.delivery.media[len(slot.colors) - 1] if slot.colors else None
+
+
+def _light_groups(slots: Sequence[Slot], max_pixels: int) -> Iterator[list[Slot]]:
+    """Yield groups of consecutive slots whose tasks decode at most `max_pixels` pixels together, or of one slot."""
+    group, total = list[Slot](), 0
+    for slot in slots:
+        part = slot.delivery.part
+        pixels = _LIGHT_PIXELS  # of a whole clip, whose size is not known
+        if part.window is not None and part.stream is not None:
+            pixels = len(part.window.packets) * part.stream.coded_width * part.stream.coded_height
+        if group and total + pixels > max_pixels:
+            yield group
+            group, total = [], 0
+        group.append(slot)
+        total += pixels
+    if group:
+        yield group
+
+
+def _ranges(slot: Slot, file: SampleFile, part: ClipPart) -> Sequence[tuple[int, int]]:
+    """Return the (offset, size) of the ranges in the tar that a worker reads; empty if the data is in memory."""
+    return [(file.offset + start, num_bytes) for start, num_bytes in part.ranges] if slot.path else ()
 
 
 def _batch_of(slot: Slot) -> int:

@@ -1,7 +1,7 @@
 """Feeder: it processes batches in plan order, ahead of the caller.
 
-It allocates ring memory for each batch, then clip memory for each sample. It reads clips that are in the page cache and
-passes their decode tasks to the workers; fetch threads do the same for other clips.
+It allocates ring memory for each batch, then clip memory for each sample. It passes the decode tasks of clips that are
+in the page cache to the workers, which read them; fetch threads read other clips first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streamvid.loader.workers.arena import Arena, Block
 from streamvid.storage import while_wanted
 
 _POLL_SECONDS = 0.2
-_MAX_BURST = 4  # batches
+_MAX_BURST = 8  # batches
 
 
 class Feeder:
@@ -105,7 +105,8 @@ class Feeder:
         if error is not None or is_text:
             self._flight.signals.tell()
             return error is None
-        return self._kind.begin(batch, partial(self._allocate, run=run), run)
+        is_urgent = len(self.ready) <= 2 * self._num_decoders
+        return self._kind.begin(batch, partial(self._allocate, run=run), run, is_urgent=is_urgent)
 
     def _allocate(self, arena: Arena, num_bytes: int, run: int, num_samples: int = 0) -> int | None:
         """Return the offset of a block, or None if the run is over.
@@ -128,10 +129,10 @@ class Feeder:
         """Wait until the caller has taken several batches, so that several are processed together.
 
         A thread that wakes up finds nothing of its own in the processor's caches. One batch at a time would take about
-        1.4 times as long. The other batches must keep the decoders busy: two samples for each.
+        1.4 times as long. The other batches must keep the decoders busy: half of the batches, and two samples for each.
         """
         num_ready = len(self.ready)
-        burst = min(_MAX_BURST, num_ready // 4, num_ready - math.ceil(2 * self._num_decoders / num_samples))
+        burst = min(_MAX_BURST, num_ready // 2, num_ready - math.ceil(2 * self._num_decoders / num_samples))
         if burst < 2:
             return
         self._num_to_leave = num_ready - burst

@@ -56,14 +56,14 @@ def read_parts(
     return ClipRead(time.monotonic() - since, _num_bytes(wanted), problem)
 
 
-def read_parts_at_once(
+def fill_tables_of_cached(
     source: Dataset | Sidecar, shard: ShardInfo | SidecarShard, wanted: Sequence[Wanted]
-) -> ClipRead | None:
-    """Read parts of clips as `read_parts` does, if their bytes are in this machine's memory. Return None otherwise."""
-    since = time.monotonic()
-    if not source.store.read_at_once(shard.path, _prepare(wanted)):
-        return None
-    return ClipRead(time.monotonic() - since, _num_bytes(wanted))
+) -> str | None:
+    """Fill each block with a part's packet table, but not with its bytes if they are in the page cache.
+
+    Return the local path of the shard, or None if the bytes are not in the page cache; see `Store.cached_path`.
+    """
+    return source.store.cached_path(shard.path, [(offset, len(buffer)) for offset, buffer in _prepare(wanted)])
 
 
 def _prepare(wanted: Sequence[Wanted]) -> list[tuple[int, memoryview]]:

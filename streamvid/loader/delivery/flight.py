@@ -63,8 +63,11 @@ class Kind(Protocol):
         """Return the number of ring bytes that a batch needs."""
         ...
 
-    def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
-        """Start processing the samples of a batch. Return False if the run is over."""
+    def begin(self, batch: PendingBatch, allocate: Allocate, run: int, *, is_urgent: bool) -> bool:
+        """Start processing the samples of a batch. Return False if the run is over.
+
+        is_urgent: True if the workers have so little other work that they should share the batch.
+        """
         ...
 
     def read(self, slot: Slot) -> None:

@@ -126,6 +126,7 @@ class Slot:
 
     sample: the sample that is being tried; `delivery` is updated once the sample's index row is known.
     clip: offset of the slot's own block in the clip arena; None if the slot has no block.
+    path: local file from which a worker reads the clip; "" if the clip is read into its block.
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
     colors: maps (name, item) to the colors of the picture, for the pictures decoded so far.
     audio: presence and offset of the decoded audio.
@@ -141,6 +142,7 @@ class Slot:
     sample: SampleRequest
     delivery: Delivery
     clip: int | None
+    path: str = ""
     at: tuple[str, float] = (WAITING, 0.0)
     wrong: WrongReads = field(default_factory=WrongReads)
     colors: dict[tuple[str, int], PictureColors] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Pipeline that turns plan steps into complete batches, ahead of the caller.
 
-    feeder thread    processes batches in plan order; reads clips that are in the page cache (feeder.py)
+    feeder thread    processes batches in plan order; leaves clips in the page cache to the workers (feeder.py)
     fetch threads    read other clips, and find substitutes (repair.py)
     answer thread    receives the workers' answers (or decodes if num_workers=0), frees clip memory, completes batches
     keeper thread    opens and closes the workers, the other threads and the memory

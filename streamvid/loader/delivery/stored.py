@@ -73,7 +73,7 @@ class StoredDelivery:
     def room(self, request: BatchRequest) -> None:
         return None
 
-    def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
+    def begin(self, batch: PendingBatch, allocate: Allocate, run: int, *, is_urgent: bool) -> bool:
         offset, slots = 0, list[Slot]()
         for index, delivery in enumerate(batch.deliveries):
             # With packets, the reader chooses a part.
@@ -89,7 +89,7 @@ class StoredDelivery:
                 slot.enter(QUEUED)
             # Read object stores here, because many concurrent requests need threads but no CPU.
             if self._flight.decoder.is_ready and not self._is_remote:
-                self._flight.decoder.submit(task)
+                self._flight.decoder.submit([task])
             else:
                 self._flight.fetchers.submit(partial(self._read_here, task))
         return True

@@ -25,10 +25,10 @@ NO_BATCH = -1
 # The first bytes of the clip arena hold the number of the loader's current run as an unsigned 64-bit integer.
 GENERATION = struct.Struct("<Q")
 
-# "ready": a worker has started. For a task, "done": its frames are in place; "read": its clips were read; "corrupt":
-# its bytes do not match the index; "bad": its bytes match but are not decodable on any machine; "error": it failed on
-# this machine.
-Kind = Literal["ready", "done", "read", "corrupt", "bad", "error"]
+# "ready": a worker has started. For a task, "done": its frames are in place; "read": its clips were read; "absent":
+# its bytes are not in the page cache any more; "corrupt": its bytes do not match the index; "bad": its bytes match but
+# are not decodable on any machine; "error": it failed on this machine.
+Kind = Literal["ready", "done", "read", "absent", "corrupt", "bad", "error"]
 
 PictureColors: TypeAlias = tuple[str, str, str] | None
 """(matrix, range, siting) of yuv420p pictures."""
@@ -40,6 +40,8 @@ DecodedAudio: TypeAlias = tuple[bool, float] | None
 class ClipBlock(NamedTuple):
     """Location of a clip in the clip arena: `table_bytes` of packet tables at `offset`, then `num_bytes` of clip data.
 
+    - path, ranges: local file from which the worker reads the clip data, and the (offset, size) of its ranges there.
+      The path is "" if the data is in the clip arena.
     - checks: (start, end, checksum) for each piece of the data.
     - num_frames: number of frames in the whole clip.
     - stream: StreamInfo as JSON; "" for a whole clip with its container.
@@ -53,6 +55,8 @@ class ClipBlock(NamedTuple):
     num_frames: int
     stream: str = ""
     key_time: int = 0
+    path: str = ""
+    ranges: Sequence[tuple[int, int]] = ()
 
 
 class AudioTask(NamedTuple):
@@ -104,13 +108,13 @@ class DecodeTask(NamedTuple):
     numbers: Sequence[int] | None = None
     audio: AudioTask | None = None
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> Sequence[Any]:
         # Values that are JSON already are encoded in a third of the time.
         task_id, generation, batch, source, pick, *other = self
         offset, table_bytes, num_bytes, checks, *about = source
         pieces = [(start, end, checksum.hex()) for start, end, checksum in checks]
         clip = (offset, table_bytes, num_bytes, pieces, *about)
-        return _encode(("decode", task_id, generation, batch, clip, pick.to_json(), *other))
+        return ("decode", task_id, generation, batch, clip, pick.to_json(), *other)
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
@@ -120,13 +124,13 @@ class DecodeTask(NamedTuple):
         from streamvid.video.transform import Crop
 
         task_id, generation, batch, source, pick, crop, picture, out_offset, num_threads, numbers, audio = value
-        offset, table_bytes, num_bytes, checks, num_frames, stream, key_time = source
+        offset, table_bytes, num_bytes, checks, *about = source
         pieces = tuple((start, end, bytes.fromhex(checksum)) for start, end, checksum in checks)
         return DecodeTask(
             task_id,
             generation,
             batch,
-            ClipBlock(offset, table_bytes, num_bytes, pieces, num_frames, stream, key_time),
+            ClipBlock(offset, table_bytes, num_bytes, pieces, *about),
             Pick.from_json(pick),
             None if crop is None else Crop(*crop),
             None if picture is None else PictureFormat(*picture),
@@ -175,8 +179,8 @@ class ReadTask(NamedTuple):
     tables: tuple[PacketsPlace, ...]
     slots: tuple[ReadSlot, ...]
 
-    def to_json(self) -> bytes:
-        return _encode(("read", *self))
+    def to_json(self) -> Sequence[Any]:
+        return ("read", *self)
 
     @staticmethod
     def from_json(value: list[Any]) -> ReadTask:
@@ -195,18 +199,27 @@ Task: TypeAlias = DecodeTask | ReadTask
 
 
 def batch_of(kind: str, value: list[Any]) -> int:
-    """Return the `batch` of the DecodeTask that `open_message` returned, or NO_BATCH for a task of another kind."""
+    """Return the `batch` of a DecodeTask from `open_message`, or NO_BATCH for a task of another kind."""
     return int(value[2]) if kind == "decode" else NO_BATCH
 
 
-def open_message(message: bytes) -> tuple[str, list[Any]]:
-    """Return the kind of the task in a message ("decode" or "read") and the task's values, starting with its id."""
-    kind, *value = json.loads(message)
-    return kind, value
+def task_messages(tasks: Sequence[Task]) -> Iterator[bytes]:
+    """Yield tasks as JSON messages. If all tasks fit into one message, yield only that message."""
+    data, half = _encode([task.to_json() for task in tasks]), len(tasks) // 2
+    if half and len(data) > MAX_MESSAGE_BYTES:
+        yield from task_messages(tasks[:half])
+        yield from task_messages(tasks[half:])
+    elif tasks:
+        yield data
+
+
+def open_message(message: bytes) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the kind of each task in a message ("decode" or "read") and the task's values, starting with its id."""
+    return ((kind, value) for kind, *value in json.loads(message))
 
 
 def parse_task(kind: str, value: list[Any]) -> Task:
-    """Return the task whose kind and values `open_message` returned."""
+    """Return the task with the kind and values from `open_message`."""
     return ReadTask.from_json(value) if kind == "read" else DecodeTask.from_json(value)
 
 
@@ -299,7 +312,7 @@ _ZERO = Fraction()
 _encoder = json.JSONEncoder(default=_plain)
 
 
-def _encode(message: tuple[Any, ...]) -> bytes:
+def _encode(message: Sequence[Any]) -> bytes:
     return _encoder.encode(message).encode()
 
 

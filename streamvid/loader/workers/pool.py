@@ -24,7 +24,7 @@ from streamvid.host.processes import describe_exit, end_workers, start_worker
 from streamvid.host.worker import SHOW_STACK
 from streamvid.loader.workers.arena import Arena
 from streamvid.loader.workers.board import Board
-from streamvid.loader.workers.messages import MAX_MESSAGE_BYTES, Answer, Task, parse_answers
+from streamvid.loader.workers.messages import MAX_MESSAGE_BYTES, Answer, Task, parse_answers, task_messages
 from streamvid.loader.workers.worker import TaskRunner
 
 # Function that the serving thread calls for each task that is finished.
@@ -93,11 +93,11 @@ class DecodePool:
         """Process IDs of the workers."""
         return tuple(worker.pid for worker in self._workers)
 
-    def submit(self, task: Task) -> None:
-        """Queue a task for the next free worker, without waiting. Workers receive tasks in the order of submission."""
-        message = task.to_json()
-        if self._left or not self._send(message):
-            self._left.append(message)
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Queue tasks for the next free worker, without waiting. Workers receive tasks in the order of submission."""
+        for message in task_messages(tasks):
+            if self._left or not self._send(message):
+                self._left.append(message)
 
     def _send(self, message: bytes) -> bool:
         """Send a message to the next free worker. Return False if the socket has no room."""
@@ -206,8 +206,9 @@ class InlineDecoder:
     def begun(self) -> dict[int, float]:
         return self._begun
 
-    def submit(self, task: Task) -> None:
-        self._queue.put(task)
+    def submit(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            self._queue.put(task)
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
         try:

@@ -13,10 +13,12 @@ import os
 import resource
 import socket
 import time
+from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import DecodeError, ProbeError
+from streamvid.host.page_cache import read_cached
 from streamvid.host.worker import show_stacks
 from streamvid.loader.view.clip_part import wrong_bytes
 from streamvid.loader.workers.board import Board
@@ -26,6 +28,7 @@ from streamvid.loader.workers.messages import (
     NO_BATCH,
     Answer,
     AudioTask,
+    ClipBlock,
     DecodedAudio,
     DecodeTask,
     Kind,
@@ -66,6 +69,7 @@ class TaskRunner:
 
         self._clips, self._ring = clips, ring
         self._decoder = StoredDecoder()
+        self._buffer = bytearray()  # one for all clips, so that it stays in the processor's cache
 
     def run(self, task: Task) -> Answer:
         """Run a task and return its result."""
@@ -89,14 +93,15 @@ class TaskRunner:
             # Skip the tasks of a run that is over.
             if task.generation != GENERATION.unpack_from(self._clips)[0]:
                 return answer("done")
-            first = task.source.offset + task.source.table_bytes
-            data = self._clips[first : first + task.source.num_bytes]
+            data = self._data(task.source)
+            if data is None:
+                return answer("absent")
             problem = wrong_bytes(data, task.source.checks)
             if problem is not None:
                 return answer("corrupt", problem)
             color, times = (None, None) if task.picture is None else self._decode(task, task.picture, data)
             shown = None if times is None else times[:2]
-            audio = None if task.audio is None else self._decode_audio(task.audio, first, data, shown)
+            audio = None if task.audio is None else self._decode_audio(task.audio, task.source, data, shown)
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
                 problem = f"its decoder ran out of memory (limit: {_MAX_PRIVATE_BYTES >> 30} GiB per worker)"
@@ -106,6 +111,16 @@ class TaskRunner:
         colors = None if color is None else (color.matrix, color.color_range, color.siting)
         start = None if times is None else (times[0] - times[2]).as_integer_ratio()
         return answer("done", color=colors)._replace(audio=audio, start=start)
+
+    def _data(self, source: ClipBlock) -> memoryview | None:
+        """Return a clip's data, or None if its file is not in the page cache any more."""
+        if not source.path:
+            first = source.offset + source.table_bytes
+            return self._clips[first : first + source.num_bytes]
+        if len(self._buffer) < source.num_bytes:
+            self._buffer = bytearray(source.num_bytes)
+        data = memoryview(self._buffer)[: source.num_bytes]
+        return data if read_cached(source.path, source.ranges, data) else None
 
     def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
         """Decode the pictures. Return their PictureColors and, for a whole clip, three presentation times.
@@ -160,9 +175,12 @@ class TaskRunner:
         )
         return color, found[0]
 
-    def _decode_audio(self, task: AudioTask, first: int, data: memoryview, shown: TimeRange | None) -> DecodedAudio:
+    def _decode_audio(
+        self, task: AudioTask, source: ClipBlock, data: memoryview, shown: TimeRange | None
+    ) -> DecodedAudio:
         from streamvid.loader.workers.audio import decode_audio  # most loaders deliver no audio
 
+        first = source.offset + source.table_bytes
         return decode_audio(task, self._clips[first - task.table_bytes : first], data, shown, self._ring)
 
 
@@ -195,10 +213,11 @@ def _serve(answers: socket.socket, tasks: socket.socket, runner: TaskRunner, boa
 
     def receive(flags: int = 0) -> tuple[str, list[Any]] | None:
         with contextlib.suppress(BlockingIOError):
-            if message := tasks.recv(MAX_MESSAGE_BYTES, flags):
-                return open_message(message)
-        return None
+            if not received and (message := tasks.recv(MAX_MESSAGE_BYTES, flags)):
+                received.extend(open_message(message))
+        return received.popleft() if received else None
 
+    received: deque[tuple[str, list[Any]]] = deque()
     send([Answer(os.getpid(), -1, "ready")])
     done: list[Answer] = []
     opened, since = receive(), 0.0
