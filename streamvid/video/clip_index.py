@@ -220,7 +220,8 @@ class ClipIndex:
             if isinstance(numbers, range):  # NumPy copies to a slice in a fifth of the time
                 return first, numbers[-1], slice(numbers.start - first, numbers.stop - first, numbers.step)
             return first, int(numbers[-1]), numbers - first
-        wanted = self._order[np.asarray(numbers)]
+        places = slice(numbers.start, numbers.stop, numbers.step) if isinstance(numbers, range) else numbers
+        wanted = self._order[places]
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):
             raise DecodeError(
