@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from streamvid.dataset.reader import Dataset
 from streamvid.dataset.versions.open import open_dataset
 from streamvid.host.page_cache import is_cached
 from streamvid.loader.stats import BatchStats
+from streamvid.loader.workers.pool import DecodePool
 from streamvid.sharder.sharder import shard
 from streamvid.storage import LocalStore
 from tests.clips import encode, frames_of
@@ -91,6 +93,23 @@ def test_batches_do_not_depend_on_the_page_cache(
     assert work.num_bytes_fetched == direct.num_bytes_fetched * (2 if cache == "wrong bytes" else 1)
     assert work.num_retries == (len(found) if cache == "wrong bytes" else 0)
     assert (work.fetch_seconds > 0) == (cache != "everything")
+
+
+def test_a_worker_decodes_all_samples_of_a_light_batch_ahead(root: Path) -> None:
+    """Their tasks are one message. The first batches, which the caller needs soon, are shared by the workers."""
+    workers: dict[int, dict[int, int]] = {}  # batch → task → worker
+    with open_loader(root, batch_size=4, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 1 << 23}) as loader:
+        batches = iter(loader)
+        next(batches)
+        decoder = loader._pipeline._flight.decoder
+        assert isinstance(decoder, DecodePool)
+        while sum(len(tasks) > 1 for batch, tasks in workers.items() if batch > 4) < 10:
+            until = time.monotonic() + 0.02
+            while time.monotonic() < until:
+                for pid, task_id in decoder._current().items():
+                    workers.setdefault(task_id // 4, {})[task_id] = pid
+            next(batches)
+    assert all(len({*tasks.values()}) == 1 for batch, tasks in workers.items() if batch > 4), workers
 
 
 @pytest.mark.parametrize("folder", ["dataset", "/".join(["x" * 200] * 6)])

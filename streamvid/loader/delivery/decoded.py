@@ -217,17 +217,7 @@ class DecodedDelivery:
             task_id=slot.number,
             generation=slot.run,
             batch=_batch_of(slot),
-            source=ClipBlock(
-                offset=start,
-                table_bytes=part.table_bytes,
-                num_bytes=part.num_bytes,
-                checks=part.checks,
-                num_frames=file.num_frames,
-                stream="" if part.stream is None else part.stream.to_json(),
-                key_time=0 if part.window is None else part.window.key_time,
-                path=slot.path,
-                ranges=_ranges(slot, file, part),
-            ),
+            source=_clip_block(slot, start, file, part),
             pick=part.pick,
             crop=delivery.view.crop,
             picture=self._picture(slot, room.bucket, is_mask=medium is not None and medium.medium.is_mask),
@@ -247,15 +237,7 @@ class DecodedDelivery:
             stream="", first_sample=first_sample_at(seconds, room.audio.sample_rate)
         )
         first = self._flight.block(slot) + delivery.media_place(medium)
-        block = ClipBlock(
-            offset=first,
-            table_bytes=part.table_bytes,
-            num_bytes=part.num_bytes,
-            checks=part.checks,
-            num_frames=medium.file.num_frames,
-            path=slot.path,
-            ranges=_ranges(slot, medium.file, part),
-        )
+        block = _clip_block(slot, first, medium.file, part)
         return DecodeTask(slot.number, slot.run, _batch_of(slot), block, part.pick, None, None, 0, audio=task)
 
     def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat | None:
@@ -339,9 +321,19 @@ def _light_groups(slots: Sequence[Slot], max_pixels: int) -> Iterator[list[Slot]
         yield group
 
 
-def _ranges(slot: Slot, file: SampleFile, part: ClipPart) -> Sequence[tuple[int, int]]:
-    """Return the (offset, size) of the ranges in the tar that a worker reads; empty if the data is in memory."""
-    return [(file.offset + start, num_bytes) for start, num_bytes in part.ranges] if slot.path else ()
+def _clip_block(slot: Slot, offset: int, file: SampleFile, part: ClipPart) -> ClipBlock:
+    """Return the location of the part of one of a slot's files, whose memory is at `offset` in the clip arena."""
+    return ClipBlock(
+        offset=offset,
+        table_bytes=part.table_bytes,
+        num_bytes=part.num_bytes,
+        checks=part.checks,
+        num_frames=file.num_frames,
+        stream="" if part.stream is None else part.stream.to_json(),
+        key_time=0 if part.window is None else part.window.key_time,
+        path=slot.path,
+        ranges=[(file.offset + start, num_bytes) for start, num_bytes in part.ranges] if slot.path else (),
+    )
 
 
 def _batch_of(slot: Slot) -> int:

@@ -40,12 +40,12 @@ DecodedAudio: TypeAlias = tuple[bool, float] | None
 class ClipBlock(NamedTuple):
     """Location of a clip in the clip arena: `table_bytes` of packet tables at `offset`, then `num_bytes` of clip data.
 
-    - path, ranges: local file from which the worker reads the clip data, and the (offset, size) of its ranges there.
-      The path is "" if the data is in the clip arena.
     - checks: (start, end, checksum) for each piece of the data.
     - num_frames: number of frames in the whole clip.
     - stream: StreamInfo as JSON; "" for a whole clip with its container.
     - key_time: timestamp of the first packet.
+    - path, ranges: local file from which the worker reads the clip data, and the (offset, size) of its ranges there.
+      The path is "" if the data is in the clip arena.
     """
 
     offset: int
